@@ -17,11 +17,10 @@ from stride_cli.training.index_build import build_index
 from stride_cli.training.index_fit import fit_index
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.needs import Needs
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.options import TrainOptions
+    from stride_cli.schema.train_records import TrainEstimateRecord
 
 
 def prepare(
@@ -32,7 +31,7 @@ def prepare(
     training: TrainOptions | None = None,
     calibration: CalibrationOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
-    before: Callable[[Needs], None] | None = None,
+    before: Callable[[TrainEstimateRecord], None] | None = None,
 ) -> Session:
     """All that a query of a corpus needs: index, operators, calibration. What is there is used again.
 
@@ -46,7 +45,7 @@ def prepare(
     reading : ReadOptions
     training, calibration : see `stride_cli.api.train` and `calibrate`
     say : called with a line of text before each stage
-    before : called with what all of it will take, before an index is built; None: it is not measured
+    before : called with what a first fit will take, before it; None: it is not estimated
 
     Raises
     ------
@@ -58,11 +57,9 @@ def prepare(
     from index_format.location import local_directory
     from index_format.reader import Index
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.loading import load_model
 
     reading, index_path = reading or ReadOptions(), local_directory(where.index)
     model_path, device, dtype = where.model, where.device, where.dtype
-    model: AttributableModel | None = None
     if not index_path.exists():
         if model_path is None:
             raise UsageError(
@@ -74,20 +71,20 @@ def prepare(
                 f"model '{model_path}' is a classifier (expected a language model)",
                 fix=f"stride index build FILE --model {model_path}; then stride train, stride query ROW",
             )
-        if before is not None:
-            from stride_cli.attribution.needs import measure_needs
-
-            with progress("opening the model"):
-                model = load_model(model_path, device=device, dtype=dtype)
-            before(measure_needs(model, model_path, sources, reading))
         say("indexing the corpus")
         build_index(sources, model_path=model_path, out=index_path, reading=reading)
     else:
         _follow(index_path, sources, reading, model_path, say)
     index = Index.open(index_path)
-    model = model or open_model(index, model_path, device=device, dtype=dtype)
+    model = open_model(index, model_path, device=device, dtype=dtype)
     index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
+    if before is not None and not fitted:
+        from stride_cli.training.dry_run import estimate_fit
+
+        with progress("measuring how long fitting will take"):
+            estimate = estimate_fit(index, model, training)
+        before(estimate)
     if not fitted or index.fitted_share < 1:
         say("fitting one steering operator per subset")
         fit_index(index_path, training, model=model, overwrite=fitted)

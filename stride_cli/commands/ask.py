@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from index_format.reader import Index
     from stride_cli.api import Answer
-    from stride_cli.attribution.needs import Needs
+    from stride_cli.schema.train_records import TrainEstimateRecord
 
 EXAMPLE = """\b
 Examples:
@@ -93,7 +93,7 @@ def ask(
 ) -> None:
     """Ask which documents of a corpus made a model say something, and build first what that takes.
 
-    The first time it says what it will take and builds the index with its operators; stopped, the same
+    The first time it builds the index and says what fitting its operators will take; stopped, the same
     command goes on where it was. From then on it answers at once, without --model too. Documents added at the
     end of the corpus are added to the index.
     """
@@ -132,7 +132,7 @@ def ask(
             training=train_settings(),
             calibration=CalibrationOptions(resolve("train", {}).nulls),
             say=note,
-            before=lambda needs: note(_sentence(needs, corpus, where)),
+            before=lambda estimate: note(_sentence(estimate)),
         )
     except IndexMismatch as error:
         if model_path is None:
@@ -243,16 +243,14 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
     return str(out)
 
 
-def _sentence(needs: Needs, corpus: str, where: Path) -> str:
-    """What it will take."""
+def _sentence(estimate: TrainEstimateRecord) -> str:
+    """Say what fitting the operators will take."""
     from stride_cli.commands.tables import size
     from stride_cli.output import duration
 
-    about = "" if needs.whole else "about "
+    seconds = estimate["seconds"]["bases"] + estimate["seconds"]["corpus"]
     return (
-        f"{corpus}: {about}{needs.documents:,} documents, {needs.chunks:,} chunks of up to "
-        f"{needs.block_size:,} tokens ({needs.tokens:,} in all)\n"
-        f"index, with operators of {needs.subsets:,} subsets, at {where}: about {size(needs.bytes)} on "
-        f"disk, and {duration(needs.seconds)} of work (measured on {needs.measured_tokens:,} tokens); once "
-        "only, and Ctrl-C keeps what is done"
+        f"{estimate['chunks']:,} chunks, {estimate['tokens']:,} tokens; operators of {estimate['subsets']:,} "
+        f"subsets: about {size(estimate['bytes'])} on disk and {duration(seconds)} "
+        f"(timed on {estimate['timed_tokens']:,} tokens); once only, and Ctrl-C keeps what is done"
     )

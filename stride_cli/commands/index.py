@@ -17,7 +17,6 @@ from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
-    STREAM,
     AdapterPath,
     Flags,
     IndexPath,
@@ -26,7 +25,6 @@ from stride_cli.commands.options import (
     Reading,
     find_index,
     flag_of,
-    streamed,
     with_flags,
     writable_index,
 )
@@ -35,13 +33,11 @@ from stride_cli.commands.panels import CommandLine
 # light: the standard library only; everything else is imported by the command that needs it
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.models.stream_choice import streaming
 from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
     from index_format.problem import Problem
-    from stride_cli.attribution.stage_plan import StagePlan
     from stride_cli.corpus.plan import Plan
     from stride_cli.schema.index_records import (
         IndexInfoRecord,
@@ -241,10 +237,9 @@ def merge(
 
 
 @app.command(
-    short_help="What an index will be, and what each stage will take.",
+    short_help="What an index will be.",
     epilog=_example(
         "stride index plan corpus.jsonl --model model",
-        "stride index plan --chunks 100000 --model model",
         "stride index plan --chunks 11400000",
     ),
 )
@@ -260,14 +255,12 @@ def plan(
         typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
     ] = None,
     given: Annotated[dict[str, Any], Flags(PlanOptions, first=("chunks",))],
-    held: Annotated[dict[str, Any], STREAM],
     json: Json = False,
     reading: Reading,
 ) -> None:
-    """What a build would make, before making it: K, d, bytes, coverage, chunks that cannot be told apart.
+    """Plan an index before building it: K, d, bytes, memory, coverage, chunks that cannot be told apart.
 
-    With --model also what every stage will take, as an estimate: memory, disk and time, from the model's
-    configuration and rates that are measured here on shallow models of its shape.
+    How long fitting its operators takes: stride train --dry-run, once it is built.
     """
     from dataclasses import asdict
 
@@ -281,27 +274,14 @@ def plan(
             "nothing to plan for: expected a corpus with --model, or --chunks",
             fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
         )
-    given_corpus = tuple(corpus or ())
-    if model is None or not options.time:
-        made = _planned_sizes(given_corpus, model, options, ReadOptions.of(reading))
-        _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
-        return
-    from stride_cli.attribution.stage_plan import plan_stages
-
-    with output.progress("measuring how long it will take"), streaming(streamed(held)):
-        found = plan_stages(model, options, sources=given_corpus, reading=ReadOptions.of(reading))
-    record = {"schema": "stride.index_plan/1", **found.to_record()}
-    if output.wants_json(json):
-        output.emit(record)
-        return
-    _show(asdict(found.plan), False, title="plan")
-    _show_stages(found)
+    made = _planned_sizes(corpus or (), model, options, ReadOptions.of(reading))
+    _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
 
 
 def _planned_sizes(
     corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions
 ) -> Plan:
-    """K, d and bytes of a corpus, or of `options.chunks`, without a look at the model's shape."""
+    """Return K, d and bytes of a corpus, or of `options.chunks`."""
     from stride_cli.corpus.build import survey_corpus
     from stride_cli.corpus.context import context_length, subsets_bound
     from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
@@ -326,34 +306,6 @@ def _planned_sizes(
         vocabulary=len(tokenizer),
         most_subsets=subsets_bound(model, finetuned=finetuned),
     )
-
-
-def _show_stages(found: StagePlan) -> None:
-    """What every stage will take, and what to change where it does not fit."""
-    from stride_cli.commands.tables import print_table
-    from stride_cli.output import duration
-
-    rows = [
-        [
-            stage.stage,
-            f"stride {stage.command}",
-            duration(stage.seconds),
-            _human(stage.memory_bytes),
-            _human(stage.device_bytes) if stage.device_bytes else "–",
-            _human(stage.disk_bytes) if stage.disk_bytes else "–",
-        ]
-        for stage in found.stages
-        if stage.seconds
-    ]
-    print_table("estimates", ["stage", "part of", "time", "memory", "GPU", "disk"], rows)
-    output.note(
-        f"estimates: time by rates measured here in {found.rates_seconds:.0f} s on shallow models of that "
-        f"shape ({found.tokens_a_second:,.0f} tokens a second through a fit, on {found.device})"
-    )
-    if found.streamed:
-        output.note("with --stream: weights of blocks stay on disk, and are there while their block runs")
-    for line in found.advice:
-        output.note(f"does not fit: {line}")
 
 
 @app.command(

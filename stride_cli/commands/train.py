@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +22,13 @@ from stride_cli.errors import UsageError
 from stride_cli.operators.options import FITS, FLAT, FitRunOptions, TrainOptions, fit_of, train_options
 from stride_cli.options import MORE, entries
 
+if TYPE_CHECKING:
+    from index_format.location import Location
+
 EXAMPLE = """\b
 Examples:
   stride train --index run.stride
+  stride train --index run.stride --dry-run
   stride train --index run.stride --fit sgd --steps 2000
   stride train --index run.stride --recipe paper
   stride train --index run.stride --project 512
@@ -47,6 +51,9 @@ def train(
     device: Device = None,
     dtype: Dtype = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time the first chunks, and say what a fit will take.")
+    ] = False,
     running: Annotated[dict[str, Any], Flags(FitRunOptions)],
     asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",), nulls={"panel": MORE})],
     no_calibration: Annotated[
@@ -77,6 +84,9 @@ def train(
     if more_checkpoints:
         given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
     chosen = resolve("train", {"device": device, "dtype": dtype, **asking})
+    if dry_run:
+        _estimate(path, general.model, _options(given), chosen.device, chosen.dtype, json)
+        return
     result = api.train(
         path,
         _options(given),
@@ -103,6 +113,31 @@ def train(
     for entry in result["checkpoints"]:
         note(f"and of checkpoint {entry['path']} (layer {entry['layer']}) in {entry['seconds']:.1f} s")
     next_step("stride", "query", "…", "--index", str(path))
+
+
+def _estimate(
+    path: Location, model_path: str | None, options: TrainOptions, device: str, dtype: str, json: bool
+) -> None:
+    """Print what a fit will take."""
+    from index_format.reader import Index
+    from stride_cli.commands.tables import size
+    from stride_cli.data.workspace import open_model
+    from stride_cli.output import duration, emit, progress, wants_json
+    from stride_cli.training.dry_run import estimate_fit
+
+    index = Index.open(path)
+    model = open_model(index, model_path, device=device, dtype=dtype)
+    with progress("timing the first chunks"):
+        found = estimate_fit(index, model, options)
+    if wants_json(json):
+        emit(found)
+        return
+    seconds = found["seconds"]
+    print(
+        f"bases about {duration(seconds['bases'])}, corpus about {duration(seconds['corpus'])} (timed on "
+        f"{found['timed_tokens']:,} of {found['tokens']:,} tokens); operators and projections about "
+        f"{size(found['bytes'])} on disk"
+    )
 
 
 def train_settings() -> TrainOptions:

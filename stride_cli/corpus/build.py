@@ -27,7 +27,7 @@ from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
 from stride_cli.corpus.ranges import Range
-from stride_cli.corpus.readers import Document, ReadOptions, open_documents, read_documents
+from stride_cli.corpus.readers import Document, ReadOptions, open_documents
 from stride_cli.corpus.streams import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import is_hub_address
@@ -325,89 +325,6 @@ def _ends_of_parts(index: Index) -> dict[int, str]:
     appended = config.get("appended") or [{"first_document": index.n_documents}]
     begins = [part["first_document"] for part in config["merged"]] + [appended[0]["first_document"]]
     return dict(zip(begins[1:], (part["corpus"] for part in config["merged"]), strict=True))
-
-
-@dataclass(frozen=True)
-class SampledCorpus:
-    """The first documents of a corpus, tokenised, and what all of it will be.
-
-    Attributes
-    ----------
-    counts : CorpusCounts      of the whole corpus: counted, or estimated by the bytes that were read
-    whole : bool               whether they were counted
-    seconds : float            that tokenising all of it takes
-    arrays : dict              of the chunks, by their names in an index
-    """
-
-    counts: CorpusCounts
-    whole: bool
-    seconds: float
-    arrays: dict[str, np.ndarray]
-
-    def array(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def has(self, name: str) -> bool:
-        return name in self.arrays
-
-    def first(self, tokens: int) -> SampledCorpus:
-        """No more chunks than hold so many tokens, but one."""
-        offsets = self.arrays["corpus/chunk_offsets"]
-        chunks = max(1, int(np.searchsorted(offsets, tokens, side="right")) - 1)
-        stop = int(offsets[chunks])
-        ends = {"corpus/chunk_offsets": chunks + 1, "corpus/loss_start": chunks}
-        cut = {name: array[: ends.get(name, stop)] for name, array in self.arrays.items()}
-        return replace(self, arrays=cut)
-
-
-def sample_corpus(
-    sources: Sequence[str],
-    *,
-    tokenizer: Any,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    reading: ReadOptions = ReadOptions(),
-    most_bytes: int = 1 << 20,
-) -> SampledCorpus:
-    """Tokenise the first megabyte or so of a corpus, to say what all of it will take; nothing is written.
-
-    Raises
-    ------
-    CorpusError      it cannot be read, or has no document
-    """
-    begun = time.perf_counter()
-    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
-    log = ReadLog(reading.on_bad, tell=lambda text: None)  # the build tells
-    documents = read_documents(sources, reading, log=log)
-    parts: list[Blocks] = []
-    read, text_bytes, id_bytes = 0, 0, 0
-    whole = True
-    for batch in _batches(documents):
-        parts.append(chunker.cut(chunker.encode_batch(batch)))
-        read += len(batch)
-        text_bytes += sum(len(each.plain_text.encode()) for each in batch)
-        id_bytes += sum(len(each.id.encode()) for each in batch)
-        if text_bytes >= most_bytes:
-            whole = next(documents, None) is None
-            break
-    lengths = np.concatenate([part.lengths for part in parts] or [np.zeros(0, np.int64)])
-    starts = np.concatenate([part.loss_starts for part in parts] or [np.zeros(0, np.int32)])
-    tokens = np.concatenate([part.tokens for part in parts] or [np.zeros(0, np.uint16)])
-    arrays = {
-        "corpus/tokens": tokens,
-        "corpus/chunk_offsets": np.concatenate([[0], np.cumsum(lengths)]),
-        "corpus/loss_start": starts,
-    }
-    done, total = log.bytes_done, log.bytes_total
-    factor = 1.0 if whole or not total or not done else max(1.0, total / done)
-    counts = CorpusCounts(
-        documents=round(read * factor),
-        chunks=round(len(lengths) * factor),
-        tokens=round(len(tokens) * factor),
-        id_bytes=round(id_bytes * factor),
-        text_bytes=round(text_bytes * factor),
-        needs_mask=any(part.loss_masks for part in parts),
-    )
-    return SampledCorpus(counts, whole, (time.perf_counter() - begun) * factor, arrays)
 
 
 def survey_corpus(

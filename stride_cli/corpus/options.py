@@ -118,7 +118,6 @@ class PlanOptions(DesignOptions):
     checkpoints : further models that will be steered too, each with operators and subsets of its own
     project : bytes that are kept of every chunk's own gradient
     store_text : whether the index will hold the documents' texts
-    time : whether what stages take is estimated too, by rates measured on the model's shape
     """
 
     chunks: int | None = option(
@@ -142,9 +141,6 @@ class PlanOptions(DesignOptions):
         example=512,
     )
     store_text: bool = option(True, "As for build.", flag="--no-text")
-    time: bool = option(
-        True, "With --model: do not measure how long and how much memory stages take.", flag="--no-time"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,19 +49,6 @@ class IndexInfoRecord(IndexSummary):
     config: Annotated[dict[str, Any] | None, "the options it was built with"]
 
 
-class StageRecord(TypedDict):
-    stage: Annotated[
-        str,
-        "build, before (the model before training reads), fit, projections, calibrate, "
-        "query, or reading (of the query's time)",
-    ]
-    command: Annotated[str, "the command that it is part of"]
-    seconds: Annotated[float, "an estimate, from measured rates"]
-    memory_bytes: Annotated[int, "what the process holds at most, beside mapped files; an estimate"]
-    device_bytes: Annotated[int, "what it holds on a GPU; 0 without one"]
-    disk_bytes: Annotated[int, "what it adds to the index, without descriptions of arrays (some kB)"]
-
-
 class IndexPlanRecord(TypedDict):
     schema: Literal["stride.index_plan/1"]
     n_documents: Annotated[int | None, "documents; null with --chunks"]
@@ -91,20 +78,6 @@ class IndexPlanRecord(TypedDict):
         "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes",
     ]
     query_memory_bytes: Annotated[int, "what stays in the page cache for fast queries"]
-    stages: NotRequired[list[StageRecord]]
-    rates: NotRequired[
-        Annotated[dict[str, Any], "seconds of each kind of work, as measured here: see stage_rates.Rates"]
-    ]
-    rates_seconds: NotRequired[Annotated[float, "that measuring them took"]]
-    tokens_a_second: NotRequired[Annotated[float, "that pass through a fit, by these rates"]]
-    reads: NotRequired[Annotated[int, "chunks that a query reads"]]
-    device: NotRequired[Annotated[str, "on which the rates were measured: cpu or cuda"]]
-    streamed: NotRequired[
-        Annotated[bool, "whether weights of the model's blocks stay on disk, and come while their block runs"]
-    ]
-    advice: NotRequired[
-        list[Annotated[str, "what to change where memory or disk, as free here, do not suffice"]]
-    ]
 
 
 class IndexDocumentRecord(TypedDict):

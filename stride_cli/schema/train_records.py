@@ -51,6 +51,23 @@ class TrainRecord(TypedDict):
     seconds: TrainSeconds
 
 
+class EstimatedSeconds(TypedDict):
+    bases: Annotated[float, "seconds of fitting the bases of the operator spaces"]
+    corpus: Annotated[float, "seconds of the pass over the corpus"]
+
+
+class TrainEstimateRecord(TypedDict):
+    schema: Literal["stride.train_estimate/1"]
+    index: Annotated[str, "path of the index"]
+    chunks: Annotated[int, "chunks of the corpus"]
+    tokens: Annotated[int, "tokens of the corpus"]
+    subsets: Annotated[int, "K"]
+    gate_size: Annotated[int, "gates of one operator, summed over its spaces"]
+    seconds: EstimatedSeconds
+    bytes: Annotated[int, "that operators and projections will take on disk, at most"]
+    timed_tokens: Annotated[int, "tokens of the first chunks, which were timed"]
+
+
 class CalibrationRecord(TypedDict):
     schema: Literal["stride.calibration/1"]
     index: Annotated[str, "path of the index"]

@@ -546,41 +546,6 @@ def scale_table() -> str:
     return markdown(lines)
 
 
-def plan_table() -> str:
-    """Of each case and command, what `stride index plan` says it will take, and what it takes."""
-    found = records("plan")
-    lines = [["", "time: s", "said before", "memory: MB", "said before", "disk: MB", "said before"]]
-    for predicted in (each for each in found if each["what"] == "predicted"):
-        case = predicted["case"]
-        had = 0
-        for taken in (each for each in found if each["what"] == "taken" and each["case"] == case):
-            name = taken["stage"]
-            own = [each for each in predicted["stages"] if _PLANNED[each["stage"]] == name]
-            adds, had = taken["disk_bytes"] - had, taken["disk_bytes"]
-            cells = [
-                f"{taken['seconds']:.3g}",
-                f"{sum(each['seconds'] for each in own):.3g}",
-                f"{taken['memory_bytes'] / 1e6:.0f}",
-                f"{max(each['memory_bytes'] for each in own) / 1e6:.0f}",
-            ]
-            said = sum(each["disk_bytes"] for each in own)
-            cells += [f"{adds / 1e6:.2f}", f"{said / 1e6:.2f}"] if said else ["", ""]
-            lines.append([f"{CASES[case]}: {name}", *cells])
-    return markdown(lines)
-
-
-CASES = {
-    "demo": "demo",
-    "five": "5 M parameters",
-    "smollm2": "SmolLM2-135M's shape",
-}
-_PLANNED = {
-    **dict.fromkeys(("before", "fit", "projections"), "fit"),
-    **{name: name for name in ("build", "calibrate", "query")},
-    "reading": "",  # of the query's
-}
-
-
 def solvers_table() -> str:
     """Processor time of other solvers in STRIDE's, at the same duality gap."""
     mine = [each for each in records("solvers") if "cpu_seconds_over_stride" in each]
@@ -745,7 +710,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaks-search": lambda: _leaks().search(),
     "leaks-power": lambda: _leaks().power(),
     "recovery": recovery_table,
-    "plan": plan_table,
     "scale": scale_table,
     "solvers": solvers_table,
 }

@@ -2,8 +2,7 @@
 
 `--parts commands`: a Llama-shaped checkpoint of 1.1 billion random parameters in bf16, in several files, is
 computed with in float32. `stride train`, then `stride query`, both with --stream, in processes of their own
-that are ended where their anonymous memory passes `--limit`, which is less than the weights take. Against
-`stride index plan`.
+that are ended where their anonymous memory passes `--limit`, which is less than the weights take.
 
 `--parts passes`: a shallower model of the same width, whole and streamed in one process, in turn: gate
 gradients of a batch (processor seconds, and how far apart they are), and tokens that are written.
@@ -76,7 +75,7 @@ def made(folder: Path, part: str) -> Path:
 
 
 def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
-    """One record a stage: seconds, and bytes that the process held at most; and what a plan says of it."""
+    """One record a stage: seconds, and bytes that the process held at most."""
     model, out, corpus = made(folder, "commands"), folder / "commands.stride", folder / "corpus.jsonl"
     lines = (json.dumps({"id": f"d{number}", "text": text}) for number, text in enumerate(_texts()))
     corpus.write_text("".join(line + "\n" for line in lines))
@@ -85,7 +84,6 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
     drawn = ["--subsets", str(_SUBSETS)]
     fit = ["train", *place, *streamed, "--no-calibration", *(["--space", spaces] if spaces else [])]
     stages = {
-        "plan": ["index", "plan", str(corpus), "--model", str(model), *drawn, *streamed],
         "build": ["index", "build", str(corpus), "--model", str(model), "--out", str(out), *drawn, "--json"],
         "fit": fit,
         "query": [
@@ -96,15 +94,9 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
             "--no-server",
         ],
     }
-    if spaces:  # of which no plan is made
-        del stages["plan"]
-    planned: dict[str, Any] = {}
     for stage, command in stages.items():
         note(stage)
         found, said = watched([sys.executable, "-m", "stride_cli", *command], limit)
-        if stage == "plan":
-            planned = {each["stage"]: each for each in json.loads(said)["stages"]}
-            continue
         record = {
             "what": "command",
             "stage": stage,
@@ -112,8 +104,6 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
             "limit_bytes": limit,
             **found,
         }
-        if stage in planned:
-            record["planned"] = {key: planned[stage][key] for key in ("seconds", "memory_bytes")}
         if stage == "query":
             record["hits"] = len(json.loads(said)["hits"])
         yield record | {"weights": weights(model)}

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from stride_cli.attribution.stage_plan import Stage, StagePlan
 from stride_cli.corpus.plan import Plan
 from stride_cli.schema import RECORDS, json_schema
 from stride_cli.schema.derivation import described, name_of, object_schema
@@ -73,7 +72,6 @@ def test_a_schema_is_what_the_types_say() -> None:
 
 def test_a_plan_is_written_whole() -> None:
     """Its record is the dataclasses, key by key."""
-    keys = {each.name for each in (*fields(Plan), *fields(StagePlan))} - {"plan"} | {"schema"}
+    keys = {each.name for each in fields(Plan)} | {"schema"}
     properties = json_schema("stride.index_plan/1")["properties"]
     assert set(properties) == keys
-    assert set(properties["stages"]["items"]["properties"]) == {each.name for each in fields(Stage)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +29,8 @@ def built(run: Callable, corpus: str, saved_model: Path, tmp_path_factory: pytes
 def test_the_first_question_builds_all_and_says_before_what_it_takes(built: Path, run: Callable) -> None:
     out, err = json.loads((built / "first.json").read_text())
     assert json.loads(out)["verdict"] is not None and len(json.loads(out)["hits"]) == 2
-    said, *stages = err.splitlines()
-    assert said.startswith(f"{built}/corpus.jsonl: 30 documents, 30 chunks of up to 64 tokens (")
-    assert "operators of 30 subsets" in stages[0] and str(built / "corpus.stride") in stages[0]
-    assert re.search(r"about (1 second|\d+ seconds) of work \(measured on ", stages[0])
+    (said,) = (line for line in err.splitlines() if line.startswith("30 chunks, "))
+    assert "operators of 30 subsets" in said and "on disk and" in said and "(timed on " in said
     # then it answers at once, without the model, as a query does
     again = run(f"ask '{built}/corpus.jsonl' '{PROMPT}' --top 2")
     queried = run(f"query '{PROMPT}' --index '{built}/corpus.stride' --top 2")

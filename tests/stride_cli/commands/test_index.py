@@ -207,16 +207,15 @@ def test_plan(here: Path, stride: Callable[..., Result]) -> None:
     # the paper's own setting: nobody shares nine subsets, but every chunk has some beyond the expander bound
     assert plan["expected_neighbours"] < 1e-9 and 1 < plan["expected_overlapping"] < 100
     before = names(here)
-    (plan,) = stride("index plan corpus.jsonl --model model --no-time").records()
+    (plan,) = stride("index plan corpus.jsonl --model model").records()
     assert names(here) == before
     (built,) = stride("index build corpus.jsonl --model model").records()
     assert (plan["n_chunks"], plan["n_tokens"]) == (built["chunks"], built["tokens"])
     files = contents(here / "run.stride")
     arrays = sum(len(data) for name, data in files.items() if not name.endswith(".json"))
     assert plan["total_bytes"] == arrays
-    (more,) = stride("index plan corpus.jsonl --model model --no-time --checkpoints 2").records()
+    (more,) = stride("index plan corpus.jsonl --model model --checkpoints 2").records()
     assert more["gate_bytes"] == 3 * plan["gate_bytes"] and more["total_bytes"] == plan["total_bytes"]
-    assert "stages" not in more
     for wrong in (
         "index plan",
         "index plan --chunks 5 --checkpoints -1",

@@ -40,6 +40,7 @@ LINES = (
     ("index merge", "1.stride 2.stride --out merged.stride", ["stride.index/1"]),
     ("index build", "digits.npz --model mlp --out mlp.stride", ["stride.index/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),
+    ("train", "--index run.stride --device cpu --dry-run", ["stride.train_estimate/1"]),
     ("train", "--index run.stride --device cpu", ["stride.train/1"]),
     ("train", "--index mlp.stride --device cpu", ["stride.train/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),

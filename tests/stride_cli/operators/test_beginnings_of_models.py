@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.attribution.stage_plan import fit_seconds, plan_stages, work_of
-from stride_cli.attribution.stage_rates import measure_rates
 from stride_cli.corpus.build import append_to_index
-from stride_cli.corpus.options import PlanOptions
 from stride_cli.corpus.plan import CorpusCounts, plan_index
-from stride_cli.data.batches import ChunkReader
 from stride_cli.data.residual_codes import BEFORE, packed, unpacked
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
-from stride_cli.operators.beginnings import has_beginning
-from stride_cli.operators.options import resolve_settings
 from stride_cli.training.finetuning import finetune_model
 from stride_cli.training.options import FinetuneOptions
 
@@ -135,30 +128,8 @@ def test_a_base_may_pad_otherwise(own: Path) -> None:
     assert Index.open(own / "run.stride").has(BEFORE)
 
 
-def test_the_pass_is_part_of_what_a_fit_is_said_to_need(tuned: Path) -> None:
+def test_the_pass_is_part_of_what_a_plan_counts(tuned: Path) -> None:
     index = Index.open(tuned / "run.stride")
-    chunks = ChunkReader(index)
-    model = load_model(str(tuned / "model"), device="cpu", dtype="fp32")
-    average = resolve_settings(api.ClosedOptions(**QUICK), model, index)
-    final = resolve_settings(api.ClosedOptions(**QUICK, residuals="final"), model, index)
-    base = load_model(str(tuned / "base"), device="cpu", dtype="fp32")
-    counts = CorpusCounts(0, index.n_chunks, index.n_tokens)
-    rates = measure_rates(model, chunks, average, index.n_subsets)
-    assert rates.before > 0
-
-    def seconds(asked: Any, settings: Any) -> float:
-        begins = has_beginning(asked, settings)
-        work = work_of(asked, settings, counts, index.n_subsets, [9], begins)
-        return fit_seconds(work, rates)["before"]
-
-    assert seconds(model, average) == pytest.approx(rates.before * index.n_tokens)
-    assert seconds(model, final) == seconds(base, average) == 0  # nothing was before it
-    (planned,) = (
-        stage
-        for stage in plan_stages(str(tuned / "model"), PlanOptions(chunks=9)).stages
-        if stage.stage == "before"
-    )
-    assert planned.seconds > 0 and planned.disk_bytes > 0
     fit(tuned / "run.stride")
     kept = Index.open(tuned / "run.stride")
     planned = plan_index(CorpusCounts(0, index.n_chunks, index.n_tokens), finetuned=True).pass_bytes

@@ -1,0 +1,109 @@
+"""Estimate what fitting an index's operators takes, by timing its first chunks through the real model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.data.batches import ChunkReader
+from stride_cli.errors import UsageError
+from stride_cli.operators.options import ClosedOptions, TrainOptions, like_own, resolve_settings
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.schema.train_records import TrainEstimateRecord
+
+_TOKENS = 4096  # of the corpus, that are timed
+_SUBSETS = 16
+
+
+class FirstChunks(ChunkReader):
+    """The first `count` chunks of an index."""
+
+    def __init__(self, index: Index, count: int) -> None:
+        super().__init__(index)
+        self.offsets, self.n_chunks = self.offsets[: count + 1], count
+
+
+def estimate_fit(
+    index: Index,
+    model: AttributableModel,
+    options: TrainOptions | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> TrainEstimateRecord:
+    """Time a fit of the first chunks and extrapolate to the whole corpus; nothing is written.
+
+    Loading, the choice of the step, and the pass of the initial model (fine-tuning) are not in it.
+
+    Raises
+    ------
+    UsageError      the published recipe is asked for: it takes as many steps as it is told
+    """
+    from stride_cli.operators.bases import sample_size
+    from stride_cli.operators.closed import accumulate, fit_spaces
+    from stride_cli.operators.projections import Projector
+
+    options = options or ClosedOptions()
+    if not isinstance(options, ClosedOptions):
+        raise UsageError("--dry-run times the closed form", fix="leave out --fit sgd, or give fewer --steps")
+    settings = resolve_settings(like_own(options, model, index), model, index)
+    # 1. The first chunks that hold enough tokens, and half of them
+    offsets = np.asarray(index.array("corpus/chunk_offsets"))
+    counts = [
+        max(1, int(np.searchsorted(offsets, size, side="right")) - 1) for size in (_TOKENS // 2, _TOKENS)
+    ]
+    few = [FirstChunks(index, count) for count in counts]
+    tokens = [int(each.offsets[-1]) for each in few]
+    # 2. Bases of the operator spaces, then the pass over the corpus, of either. All subsets are drawn from a
+    # few, whose sums take no time to allocate
+    size = settings.project
+    bases, passes = [], []
+    for each in few:
+        begun = clock()
+        steered = fit_spaces(model, each, settings)
+        bases.append(clock() - begun)
+        columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % _SUBSETS
+        projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
+        begun = clock()
+        accumulate(steered, each, columns, _SUBSETS, settings, None, np.inf, projector)
+        passes.append(clock() - begun)
+    # 3. Either takes some time to start, and then time in proportion to its tokens
+    sampled = min(index.n_tokens, sample_size(model.d_model))
+    found = {"bases": _extended(bases, tokens, sampled), "corpus": _extended(passes, tokens, index.n_tokens)}
+    models = 1 + len(options.checkpoints or ())
+    return {
+        "schema": "stride.train_estimate/1",
+        "index": str(index.path),
+        "chunks": index.n_chunks,
+        "tokens": index.n_tokens,
+        "subsets": index.n_subsets,
+        "gate_size": steered.gate_size,
+        "seconds": {"bases": models * found["bases"], "corpus": models * found["corpus"]},
+        "bytes": models * _stored_bytes(index, steered.gate_size, size),
+        "timed_tokens": tokens[1],
+    }
+
+
+def _extended(seconds: list[float], tokens: list[int], wanted: int) -> float:
+    """Extend the line through two measurements to as many tokens as are wanted."""
+    slope = max(0.0, seconds[1] - seconds[0]) / max(1, tokens[1] - tokens[0])
+    return seconds[1] + slope * max(0, wanted - tokens[1])
+
+
+def _stored_bytes(index: Index, gate_size: int, projected: int) -> int:
+    """Bytes on disk of one model's operators and projections."""
+    from stride_cli.corpus.options import PlanOptions
+    from stride_cli.corpus.plan import CorpusCounts, plan_index
+
+    plan = plan_index(
+        CorpusCounts(index.n_documents, index.n_chunks, index.n_tokens),
+        PlanOptions(
+            n_subsets=index.n_subsets, degree=index.degree, gate_dimension=gate_size, project=projected
+        ),
+    )
+    return plan.gate_bytes + plan.projection_bytes + plan.pass_bytes
