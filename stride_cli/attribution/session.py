@@ -109,7 +109,7 @@ class Session:
 
         two = pad_batch(np.zeros(1, np.int64), [np.zeros(2, np.int64)], [np.array([0.0, 1.0])])
         for steered in self.steered:
-            found, _, _ = gate_gradients(steered, two)
+            found, _ = gate_gradients(steered, two)
             for gradient, gates in zip(found, steered.operators.gates, strict=True):
                 if gradient.shape[1] != gates.shape[1]:
                     raise ValueError(f"{gates.shape[1]} gates have {gradient.shape[1]} gradients")

@@ -20,10 +20,9 @@ import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.operators.device_memory import ShrinkingBatches
-from stride_cli.operators.gradients import assemble, label_signals, signals
-from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
+from stride_cli.operators.gradients import gate_gradients, label_signals, signals
+from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample, Signals
 from stride_cli.operators.second_moments import Moments
-from stride_cli.operators.signals import Signals
 from stride_cli.operators.spaces import reads_input, space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import progress
@@ -78,7 +77,7 @@ def fit_bases(
     observed = observe_sample(model, chunks, names, options, observed_groups(model, chunks, options))
     # 2. every space makes its basis of what it has collected
     steered = bases_from(model, chunks, names, options, observed)
-    # 3. where all of them are whitened, their gates are put in one unit, that of F itself
+    # 3. gates of whitened ones are put in one unit, that of F itself
     if scales_bases(names, options):
         groups = scaling_groups(steered, chunks, options)
         scale_bases(steered, *curvature_of_sample(steered, chunks, options, groups))
@@ -106,10 +105,7 @@ def observe_sample(
     # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
     def of_drawn(batch: Batch) -> Signals:
         uniforms, inputs = label_uniforms(options.seed, batch), reads_input(classes)
-        [drawn] = signals(
-            watched, batch, own=False, sampled=uniforms, with_inputs=inputs, with_prediction=True
-        )
-        return drawn
+        return signals(watched, batch, sampled=uniforms, with_inputs=inputs, with_prediction=True)
 
     batches = _told(chunks, "fitting bases", options.batch_tokens, groups)
     for batch, drawn in ShrinkingBatches().each(batches, of_drawn):
@@ -156,8 +152,8 @@ def _watched(
 
 
 def scales_bases(names: Sequence[str], options: BasisOptions) -> bool:
-    """Whether bases of these spaces are put in one unit: where all of them are whitened."""
-    return options.damping is not None and all(cls.whitens for cls in space_classes(names))
+    """Whether bases of some of these spaces are whitened, and scaled to one unit."""
+    return options.damping is not None and any(cls.whitens for cls in space_classes(names))
 
 
 def scaling_groups(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
@@ -178,8 +174,7 @@ def curvature_of_sample(
     def of_drawn(batch: Batch) -> list[torch.Tensor]:
         # other labels than those that made the bases, which would look too steep along them
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
-        [drawn] = signals(steered, batch, own=False, sampled=uniforms)
-        return assemble(spaces, drawn)
+        return gate_gradients(steered, batch, sampled=uniforms)[0]
 
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
     for batch, gradients in ShrinkingBatches().each(batches, of_drawn):
@@ -198,6 +193,8 @@ def scale_bases(steered: SteeredModel, totals: Sequence[torch.Tensor], tokens: f
     space says (1, mostly): of every layer inside the blocks by itself, and of every other space. By the
     `curvature_of_sample`."""
     for total, space in zip(totals, steered.spaces, strict=True):
+        if not space.whitens:
+            continue
         for number, value in enumerate((total / max(1.0, tokens)).tolist()):
             # a layer that no gradient reaches has nothing to scale
             if value > 0:

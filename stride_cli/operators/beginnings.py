@@ -9,7 +9,6 @@ says what it is.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.loading import model_fingerprint
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.opener import Opener
-from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.saving import SavedState
 from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
@@ -169,11 +168,12 @@ def measure_beginnings(
     """
     plan = chunks.plan(batch_tokens)
     found, first = np.zeros(int(chunks.offsets[-1]), np.uint8), 0
-    saved = None if scratch is None else scratch / "before.pt"
-    if saved is not None and saved.exists():
-        state = torch.load(saved, weights_only=True, mmap=False)
+    saved, shrinking = (
+        SavedState(None if scratch is None else scratch / "before.pt", save_seconds),
+        ShrinkingBatches(),
+    )
+    if (state := saved.load()) is not None:
         first, found = state["next"], state["before"].numpy()
-    last_saved, shrinking = time.monotonic(), ShrinkingBatches()
     with progress("reading the model before training", chunks.n_chunks, unit="chunks") as bar:
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
@@ -183,10 +183,8 @@ def measure_beginnings(
                     start, stop = int(chunks.offsets[row]), int(chunks.offsets[row + 1])
                     found[start:stop] = packed(residual[: stop - start])
             bar.advance(len(plan[number]))
-            due = number + 1 == len(plan) or time.monotonic() - last_saved > save_seconds
-            if saved is not None and due:
-                save_atomically({"next": number + 1, "before": torch.from_numpy(found)}, saved)
-                last_saved = time.monotonic()
+            if saved.due or number + 1 == len(plan):
+                saved.save({"next": number + 1, "before": torch.from_numpy(found)})
     return found
 
 

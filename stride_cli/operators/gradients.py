@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +19,7 @@ from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.seeding import seeded
 from stride_cli.operators.beginnings import average_residuals
 from stride_cli.operators.device_memory import ShrinkingBatches
-from stride_cli.operators.operator_space import OperatorSpace
-from stride_cli.operators.signals import Signals
+from stride_cli.operators.operator_space import OperatorSpace, Signals
 from stride_cli.operators.steered_model import SteeredModel
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 def gate_gradients(
     steered: SteeredModel, batch: Batch, *, sampled: np.ndarray | None = None
-) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Gate gradients ``g_i = −∂loss(z_i)/∂a |_{a=0}`` of every row, in every space.
 
     Parameters
@@ -39,13 +36,12 @@ def gate_gradients(
     steered : SteeredModel          its spaces say which gates; fitted ones are not looked at
     batch : Batch                   B rows; a row without a scored token gets a zero gradient
     sampled : (B, T) float64, optional
-        Uniform numbers in [0, 1). When given, the same gradients are also taken for labels drawn from the
-        model's own distribution (inverse CDF), as the Fisher matrix needs them.
+        Uniform numbers in [0, 1). When given, the loss is that of labels drawn from the model's own
+        distribution (inverse CDF), as the Fisher matrix needs them.
 
     Returns
     -------
     gradients : list of (B, p) float32, one per space; positive along gates that lower the row's loss
-    sampled_gradients : the same for the drawn labels, or None
     loss : (B,) float64             mean nats per scored token
 
     Raises
@@ -53,84 +49,51 @@ def gate_gradients(
     NumericalError
         An activation or loss is not finite; names the first such row.
     """
-    return _gradients(steered, batch, sampled)
+    found = signals(steered, batch, sampled=sampled)
+    return assemble(steered.spaces, found), found.loss
 
 
-def chunk_gradients(
-    steered: SteeredModel, batch: Batch, *, sampled: np.ndarray | None = None
-) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
-    """`gate_gradients` of training chunks: what operators, projections and readings are made of.
+def chunk_gradients(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """`gate_gradients` of training chunks: what operators, projections and exact gradients are made of.
 
     Where the model is `averaged`, a token counts as on average over training, and not as at its end
-    (`stride_cli.operators.beginnings`); the losses and the gradients of drawn labels are those at its end.
-    Where it is `normalized` by e, g_i is divided by |s_i g_i|^e, with s_i the row's scored tokens and the
-    length taken over all spaces: a gradient twice as large is not twice the influence.
+    (`stride_cli.operators.beginnings`); the losses are those at its end. Where it is `normalized` by e, g_i
+    is divided by |s_i g_i|^e, with s_i the row's scored tokens and the length taken over all spaces: a
+    gradient twice as large is not twice the influence.
     """
-    true, drawn, loss = _gradients(steered, batch, sampled, averaged=steered.averaged)
+    found = signals(steered, batch, averaged=steered.averaged)
+    gradients = assemble(steered.spaces, found)
     if steered.normalized:
-        lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in true])  # no (B, p) is copied
+        lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in gradients])  # no copy
         whole = torch.linalg.vector_norm(lengths, dim=0) * batch.scored.to(lengths)
         factor = whole.clamp_min(torch.finfo(whole.dtype).tiny).pow(-steered.normalized)[:, None]
-        true = [each.mul_(factor) for each in true]
-    return true, drawn, loss
-
-
-def _gradients(
-    steered: SteeredModel, batch: Batch, sampled: np.ndarray | None, *, averaged: bool = False
-) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, torch.Tensor]:
-    true, *drawn = signals(steered, batch, sampled=sampled, averaged=averaged)
-    gradients = assemble(steered.spaces, true)
-    return gradients, (assemble(steered.spaces, drawn[0]) if drawn else None), true.loss
-
-
-@dataclass
-class _Labels:
-    """What one kind of label has said so far, on the way through the head.
-
-    Attributes
-    ----------
-    drawn : bool                     whether the model's own distribution gives them
-    d_final : (B, T, d)              −∂loss/∂final
-    logit : of each logit space, (b, p) of every block of rows
-    losses : (b,) float64 of every block
-    """
-
-    drawn: bool
-    d_final: torch.Tensor
-    logit: list[list[torch.Tensor]]
-    losses: list[torch.Tensor] = field(default_factory=list)
+        gradients = [each.mul_(factor) for each in gradients]
+    return gradients, found.loss
 
 
 def signals(
     steered: SteeredModel,
     batch: Batch,
     *,
-    own: bool = True,
     sampled: np.ndarray | None = None,
     with_inputs: bool = False,
     with_prediction: bool = False,
     averaged: bool = False,
-) -> list[Signals]:
+) -> Signals:
     """Activations and loss gradients of a batch; see `gate_gradients` for the parameters.
 
     With ω the weights of scored tokens (paper, L_fid) and p_t the model's distribution at position t,
 
         loss_i = Σ_t ω_t / Σω · −log p_t(y_{t+1}),        −∂loss_i/∂o_t = ω_t / Σω · (onehot(y_{t+1}) − p_t).
 
-    Labels are the chunk's own, y, and with `sampled` such as are drawn from the model, y' ~ p: the second
-    moment of those gradients is the Fisher matrix. Both share the forward pass.
+    Labels y are the chunk's own, or with `sampled` drawn from the model, y ~ p: the second moment of the
+    gradients is then the Fisher matrix.
 
     Parameters
     ----------
-    own : bool                   whether the chunk's own labels are looked at
     with_inputs : bool           keep the first block's input although no space reads it
     with_prediction : bool       add up Σ_t p_t over scored positions
-    averaged : bool              see `beginnings.average_residuals`; of the rows' own labels, not of
-                                 drawn ones
-
-    Returns
-    -------
-    list of Signals, of the chunk's own labels, where these are looked at, and of drawn ones, where there are
+    averaged : bool              weigh tokens as on average over training: `beginnings.average_residuals`
     """
     model, spaces, layer = steered.model, steered.spaces, steered.layer
     # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens
@@ -163,72 +126,59 @@ def signals(
         hidden = model.advance(begin, start, layer) if start < layer else begin  # (B, T, d) at the layer
         final = model.continue_from(hidden, layer)  # (B, T, d) before the head
 
-    # 4. Through the head, a block of rows at a time (alg:microbatch): of every label the loss, the gradients
-    # of spaces at the logits, and −∂loss/∂final, from which step 5 goes on
+    # 4. Through the head, a block of rows at a time (alg:microbatch): the loss, the gradients of spaces at
+    # the logits, and −∂loss/∂final, from which step 5 goes on
     uniform = None if sampled is None else torch.from_numpy(sampled).to(model.device)
     before = None if batch.before is None else batch.before.to(model.device)
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
-    # drawn ones first: the errors of its own are scaled in place
-    asked = [True] * (uniform is not None) + [False] * own
-    kinds = [_Labels(drawn, torch.zeros_like(final), [[] for _ in logit_spaces]) for drawn in asked]
+    d_final = torch.zeros_like(final)  # (B, T, d)
+    logit_parts: list[list[torch.Tensor]] = [[] for _ in logit_spaces]  # of each, (b, p) of every block
+    loss_parts: list[torch.Tensor] = []  # (b,) float64 of every block
     for block in head_blocks(model, final, ids, share, tracked=tracked):
         rows, stretch = block.rows, block.stretch
         slope = model.cap_slope(block.values) if logit_spaces else None
-        # y' ~ p_t, (b, s): before any labels change what the block holds of p
-        chosen = [
-            ids[rows, block.after]
-            if uniform is None or not kind.drawn
-            else block.draw(uniform[rows, block.after])
-            for kind in kinds
-        ]
+        # y ~ p_t, (b, s): before the labels change what the block holds of p
+        label = ids[rows, block.after] if uniform is None else block.draw(uniform[rows, block.after])
         if with_prediction:
             prediction += block.expected(scored[rows])
-        for kind, label in zip(kinds, chosen, strict=True):
-            with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
-                kind.losses.append((found.surprise * block.weight).sum(dim=1))
-                if averaged and not kind.drawn:
-                    known = 1.0 if before is None else before[rows, block.after].double()
-                    found.error.mul_(average_residuals(found.doubt, known)[..., None])
-                # logit spaces act before the model's soft cap, where it has one: times its slope
-                before_cap = found.error if slope is None else found.error * slope
-                for space, parts in zip(logit_spaces, kind.logit, strict=True):
-                    given_inputs = None if inputs is None else inputs[rows, stretch]
-                    read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
-                    parts.append(space.gate_gradient(read, before_cap))  # (b, p)
-                if tracked:  # error pulled back through the head, (b, s, d)
-                    begun = seeded(block.raw, found.error.to(block.raw.dtype))
-                    retained = kind is not kinds[-1]
-                    (d_state,) = torch.autograd.grad(begun, block.state, retain_graph=retained)
-                    kind.d_final[rows, stretch] = d_state
+        with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
+            loss_parts.append((found.surprise * block.weight).sum(dim=1))
+            if averaged:
+                known = 1.0 if before is None else before[rows, block.after].double()
+                found.error.mul_(average_residuals(found.doubt, known)[..., None])
+            # logit spaces act before the model's soft cap, where it has one: times its slope
+            before_cap = found.error if slope is None else found.error * slope
+            for space, parts in zip(logit_spaces, logit_parts, strict=True):
+                given_inputs = None if inputs is None else inputs[rows, stretch]
+                read = space.reads(block.state.detach(), given_inputs, ids[rows, stretch])
+                parts.append(space.gate_gradient(read, before_cap))  # (b, p)
+            if tracked:  # error pulled back through the head, (b, s, d)
+                begun = seeded(block.raw, found.error.to(block.raw.dtype))
+                (d_final[rows, stretch],) = torch.autograd.grad(begun, block.state)
+    loss = torch.cat(loss_parts)  # (B,)
+    check_finite(loss, batch)
 
-    losses = [torch.cat(kind.losses) for kind in kinds]  # (B,) each
-    check_finite(losses[-1], batch)
-    # 5. Backward through the blocks, once for every kind of label: −∂loss/∂ the stream at the layer, and
-    # −∂loss/∂ what each linear layer gives. Rows do not mix: each row's is of its own loss
-    pulls: list[list[torch.Tensor]] = [[] for _ in kinds]
+    # 5. Backward through the blocks: −∂loss/∂ the stream at the layer, and −∂loss/∂ what each linear layer
+    # gives. Rows do not mix: each row's is of its own loss
+    pulls: list[torch.Tensor] = []
     if tracked:
         sites = [hidden, *outputs] if residual else outputs
         # zero for a layer whose output the model does not use
-        backward = partial(torch.autograd.grad, inputs=sites, allow_unused=True, materialize_grads=True)
-        for number, kind in enumerate(reversed(kinds)):
-            retained = number + 1 < len(kinds)
-            pulls[-1 - number] = list(backward(seeded(final, kind.d_final), retain_graph=retained))
-    # 6. What both kinds of label share, and what each has of its own
-    found_of = [
-        Signals(
-            hidden.detach(),
-            final.detach(),
-            pull[0] if residual else None,
-            [joined(parts) for parts in kind.logit],
-            loss,
-            inputs=inputs,
-            inner=inner,
-            given=pull[1:] if residual else pull,
-            prediction=prediction if with_prediction else None,
-        )
-        for kind, loss, pull in zip(kinds, losses, pulls, strict=True)
-    ]
-    return found_of[::-1]
+        begun = seeded(final, d_final)
+        pulls = list(torch.autograd.grad(begun, sites, allow_unused=True, materialize_grads=True))
+
+    # 6. What spaces contract, each as it acts at its site
+    return Signals(
+        hidden.detach(),
+        final.detach(),
+        pulls[0] if residual else None,
+        [joined(parts) for parts in logit_parts],
+        loss,
+        inputs=inputs,
+        inner=inner,
+        given=pulls[1:] if residual else pulls,
+        prediction=prediction if with_prediction else None,
+    )
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -244,7 +194,7 @@ def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals
     for label in range(steered.model.vocab_size):
         ids = batch.ids.clone()
         ids[:, 1] = label
-        [found] = signals(steered, Batch(batch.rows, ids, batch.weights))
+        found = signals(steered, Batch(batch.rows, ids, batch.weights))
         yield found, torch.exp(-found.loss)[:, None]  # p_c = exp(−loss) of one scored token
 
 

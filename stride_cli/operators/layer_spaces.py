@@ -21,7 +21,7 @@ from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.signals import Signals
+    from stride_cli.operators.operator_space import Signals
 
 _MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
 _SINGLE_UNITS = 256  # wider gradients are multiplied in float32: most of the arithmetic, and a batch is short

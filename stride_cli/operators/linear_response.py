@@ -81,7 +81,7 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
     losses: list[np.ndarray] = []
     parts = (batch.take(slice(start, start + rows)) for start in range(0, len(batch.ids), rows))
     done = 0
-    for _, (found, _, loss) in ShrinkingBatches().each(parts, partial(gate_gradients, steered)):
+    for _, (found, loss) in ShrinkingBatches().each(parts, partial(gate_gradients, steered)):
         for kept, gradient in zip(gradients, found, strict=True):
             if batch.parts is None:
                 kept.append(gradient.cpu())

@@ -8,7 +8,7 @@ are in `residual_spaces`, `layer_spaces`, `logit_spaces` and `pair_space`, and l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.second_moments import Moments
-    from stride_cli.operators.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,37 @@ class BasisOptions:
     batch_tokens: int = 4096
     damping: float | None = None
     all_labels: bool = False
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Activations of a batch, and gradients of its loss, at the sites where operators act.
+
+    Attributes
+    ----------
+    hidden : (B, T, d)            residual stream at the layer
+    final : (B, T, d)             normed state before the head
+    pull : (B, T, d) float32 or None
+        ``−∂loss/∂hidden``; None where no space acts on the residual stream
+    logit : list of (B, p) float32
+        ``−∂loss/∂a`` of each logit space, in order.
+    loss : (B,) float64           mean nats per scored token
+    inputs : (B, T, d) or None    input of the first block, where a space reads it
+    inner : list of (B, T, in)    what each of the linear layers reads at which a space acts
+    given : list of (B, T, out)   ``−∂loss/∂`` what it gives
+    prediction : (V,) float64 or None
+        Sum over the scored positions of the model's distribution of the next token; where asked for.
+    """
+
+    hidden: torch.Tensor
+    final: torch.Tensor
+    pull: torch.Tensor | None
+    logit: list[torch.Tensor]
+    loss: torch.Tensor
+    inputs: torch.Tensor | None = None
+    inner: list[torch.Tensor] = field(default_factory=list)
+    given: list[torch.Tensor] = field(default_factory=list)
+    prediction: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +147,6 @@ class OperatorSpace(torch.nn.Module):
     classifier_rank : int or None     where it is another for classifiers
     whitens : bool              with a damping, the basis holds the Fisher matrix's inverse root (K-FAC), so
                                 that F is the identity in the gates; else F is estimated as a whole
-    needs_whitening : bool      it does so by itself, and fits no sum whose F is estimated
     of_weights : bool           gates are a change of a network's own weights, so that its training time holds
                                 in them
     trainable : bool            `initial` gives a basis that the published recipe can begin with
@@ -136,7 +165,6 @@ class OperatorSpace(torch.nn.Module):
     default_rank: ClassVar[int] = 128
     classifier_rank: ClassVar[int | None] = None
     whitens: ClassVar[bool] = False
-    needs_whitening: ClassVar[bool] = False
     of_weights: ClassVar[bool] = False
     trainable: ClassVar[bool] = False
     has_buckets: ClassVar[bool] = False

@@ -141,8 +141,8 @@ class ClosedOptions(FitOptions):
     )
     curvature: str | None = option(
         None,
-        "closed: kronecker (the default), fisher (as a whole) or exact (classifiers' default).",
-        choices=("kronecker", "fisher", "exact"),
+        "closed: kronecker (the default), or exact (classifiers' default).",
+        choices=("kronecker", "exact"),
         panel=MORE,
     )
     residuals: str | None = option(
@@ -309,11 +309,6 @@ def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[
 
     names = parse_space(options.space or model.default_space(fit))
     classes = space_classes(names)
-    # by default, what has a Fisher matrix of its own is there only where the others' is in their bases too
-    own_curvature = isinstance(options, ClosedOptions) and options.curvature not in (None, "kronecker")
-    if not options.space and own_curvature:
-        classes = [cls for cls in classes if not cls.needs_whitening]
-        names = tuple(cls.name for cls in classes)
     for cls in classes:
         cls.check_model(model)
     closed_only = [cls.name for cls in classes if not cls.trainable]
@@ -360,12 +355,6 @@ def _closed(
         path = training_path(network)
         given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
     chosen = ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
-    for cls in classes:
-        if cls.needs_whitening and not is_whitened(chosen):
-            raise UsageError(
-                f"space {cls.name} has a Fisher matrix of its own, and the curvature is {chosen.curvature}",
-                fix="use --curvature kronecker, and not the space residual",
-            )
     if options.project and not is_whitened(chosen):
         raise UsageError(
             "projections need gates that are sums over chunks' gradients, which "

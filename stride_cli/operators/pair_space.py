@@ -43,7 +43,6 @@ class PairLogitSpace(OperatorSpace):
     site = "logit"
     source = "tokens"
     whitens = True
-    needs_whitening = True
     # a few frequent pairs make up the mean eigenvalue, and most gates would hardly count. Of 1, 2, 4 and 8
     # by every second query of the suites of instructions and WikiText
     mean_eigenvalue = 4.0

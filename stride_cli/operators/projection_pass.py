@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from index_format.errors import IndexExists, IndexMismatch
 from stride_cli.errors import UsageError
@@ -22,7 +21,7 @@ from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import FORM, Projections, Projector, understood
 from stride_cli.operators.redundancy import FORM as COMMON_FORM
 from stride_cli.operators.redundancy import Redundancy
-from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.saving import SavedState
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
 from stride_cli.output import progress
@@ -103,12 +102,10 @@ def project_groups(
 ) -> None:
     """Hand a projector the gradients of groups of chunks; goes on where an interrupted pass was saved."""
     shrinking = ShrinkingBatches()
-    first, saved = 0, scratch / "projections.pt" if scratch is not None else None
-    if saved is not None and saved.exists():
-        state = torch.load(saved, weights_only=True, mmap=False)
+    first, saved = 0, SavedState(None if scratch is None else scratch / "projections.pt", save_seconds)
+    if (state := saved.load()) is not None:
         first = state.pop("next")
         projector.resume(state)
-    last_saved, pause = time.monotonic(), save_seconds
     with progress("projecting chunks", sum(map(len, plan)), unit="chunks") as bar:
         bar.advance(sum(len(group) for group in plan[:first]))
         for number in range(first, len(plan)):
@@ -116,12 +113,8 @@ def project_groups(
             for batch, gradients in shrinking.each(parts, lambda part: chunk_gradients(steered, part)[0]):
                 projector.add(batch, gradients)
             bar.advance(len(plan[number]))
-            if saved is not None and time.monotonic() - last_saved > pause:
-                started = time.monotonic()
-                save_atomically({"next": number + 1, **projector.state()}, saved)
-                last_saved = time.monotonic()
-                if save_seconds:
-                    pause = max(save_seconds, 20 * (last_saved - started))
+            if saved.due:
+                saved.save({"next": number + 1, **projector.state()})
 
 
 def project_index(

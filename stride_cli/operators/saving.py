@@ -1,17 +1,55 @@
-"""The state of an unfinished fit, written so that a crash leaves the one before it."""
+"""State of an unfinished pass, written so that a crash leaves the one before it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 
 from index_format.durable import PIECE_BYTES
 from stride_cli.errors import StorageError
+
+
+class SavedState:
+    """The state of an unfinished pass in a file, saved now and then.
+
+    Parameters
+    ----------
+    path : Path or None      None: nothing is saved
+    seconds : float          how often, or rarer where writing takes long: K × p may be a gigabyte, and the
+                             disk slow
+    """
+
+    def __init__(self, path: Path | None, seconds: float) -> None:
+        self._path, self._seconds = path, seconds
+        self._pause, self._last = seconds, time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Read what an interrupted pass has left; None where it left nothing."""
+        if self._path is None or not self._path.exists():
+            return None
+        found: dict[str, Any] = torch.load(self._path, weights_only=True, mmap=False)
+        return found
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return self._path is not None and time.monotonic() - self._last > self._pause
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the state; StorageError where that fails."""
+        if self._path is None:
+            return
+        started = time.monotonic()
+        save_atomically(state, self._path)
+        self._last = time.monotonic()
+        if self._seconds:
+            self._pause = max(self._seconds, 20 * (self._last - started))
 
 
 class _InPieces:

@@ -328,7 +328,7 @@ class RangeFitter(RangeWorker):
             projector = RangeProjector(steered.gate_size, self.settings.project, rows, self.settings.seed)
         scratch = self.folder / f"range-{number}"
         scratch.mkdir(exist_ok=True)
-        sums, fisher, probes, loss = accumulate(
+        sums, loss = accumulate(
             steered,
             chunks,
             columns,
@@ -341,8 +341,7 @@ class RangeFitter(RangeWorker):
         if projector is not None:
             projector.write(self.folder)
         scored = sum(1 for row in rows if chunks.chunk(int(row))[1].any())
-        state = {"sums": sums, "fisher": fisher, "probes": probes, "loss": loss, "scored": scored}
-        save_atomically(state, target)
+        save_atomically({"sums": sums, "loss": loss, "scored": scored}, target)
         shutil.rmtree(scratch)
 
 
@@ -467,9 +466,7 @@ class SharedFit:
         projections = None
         if settings.project:
             projections = common_projections(self._folder, n_chunks, settings.project, settings.seed)
-        return CorpusPass(
-            steered, total.sums, total.fisher, total.probes, total.loss / max(1, total.scored), projections
-        )
+        return CorpusPass(steered, total.sums, total.loss / max(1, total.scored), projections)
 
     def _arriving(self, ready: set[int], missing: Sequence[int]) -> Iterator[int]:
         """Numbers of ranges as they are there, `ready` with them; one that was there first, if any."""
@@ -545,20 +542,15 @@ class _Total:
     def __init__(self) -> None:
         self.parts = 0
         self.sums: list[torch.Tensor] = []
-        self.fisher: list[torch.Tensor | None] = []
-        self.probes: list[torch.Tensor] = []
         self.loss, self.scored = 0.0, 0
 
     def add(self, state: dict[str, Any]) -> None:
         """The next range's, as `RangeFitter` writes them."""
-        for name in ("sums", "fisher", "probes"):
-            own = getattr(self, name)
-            if not self.parts:
-                own += [None if each is None else each.clone() for each in state[name]]
-                continue
-            for total, part in zip(own, state[name], strict=True):
-                if total is not None:  # rows of other chunks are zero
-                    total.add_(part)
+        if not self.parts:
+            self.sums = [each.clone() for each in state["sums"]]
+        else:
+            for total, part in zip(self.sums, state["sums"], strict=True):
+                total.add_(part)
         self.loss += state["loss"] * state["scored"]
         self.scored += state["scored"]
         self.parts += 1

@@ -229,11 +229,11 @@ class DirectReadout:
         self._shrink = shrink
 
     def fit(self, workspace: Workspace) -> None:
-        """Fit the bases (and, with ``curvature=fisher``, one operator per chunk).
+        """Fit the bases (and, where these are not whitened, one operator per chunk).
 
         Raises
         ------
-        UsageError      ``curvature=fisher`` on a corpus whose gradients do not fit in memory
+        UsageError      one operator per chunk, of a corpus whose gradients do not fit in memory
         """
         from stride_cli.operators.closed import fit_closed, fit_spaces, is_whitened
         from stride_cli.operators.options import like_own, resolve_settings
@@ -253,7 +253,7 @@ class DirectReadout:
             if gate_size * workspace.n_chunks * 4 > _DIRECT_BYTES:
                 raise UsageError(
                     f"gradients of {workspace.n_chunks} chunks in {gate_size} gates do not fit in memory",
-                    fix="use curvature=kronecker, or a smaller rank",
+                    fix="use another space than residual, or a smaller rank",
                 )
             alone = np.arange(workspace.n_chunks, dtype=np.uint32)[:, None]  # every chunk its own subset
             operators = fit_closed(model, workspace.chunks, alone, workspace.n_chunks, settings)
@@ -283,9 +283,8 @@ class DirectReadout:
             yield total[start : start + QUERY_BLOCK].astype(np.float32)
 
     def _pass(self, settings: Any, steered: SteeredModel, queries: QuerySet) -> np.ndarray:
-        """Scores (Q, n): dot products in every space, spaces put on one scale, summed."""
+        """Scores (Q, n): dot products in every space, summed."""
         from stride_cli.attribution.direct_readout import query_gradients
-        from stride_cli.operators.closed import on_one_scale
         from stride_cli.operators.gradients import gradient_products
 
         batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
@@ -298,12 +297,6 @@ class DirectReadout:
                 batch_tokens=settings.batch_tokens,
                 advance=bar.advance,
             )
-        # as `closed._equalise` does with responses
-        if len(steered.spaces) > 1 and not on_one_scale(settings):
-            middle = np.median(scores, axis=2, keepdims=True)
-            deviation = np.median(np.abs(scores - middle), axis=2)  # (spaces, Q)
-            spread = np.median(deviation, axis=1)[:, None, None]
-            scores = scores / np.maximum(spread, np.finfo(float).tiny)
         return scores.sum(axis=0)
 
 

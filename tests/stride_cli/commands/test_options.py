@@ -337,7 +337,7 @@ def test_options_by_name_become_those_of_one_fit() -> None:
     ("spec", "message", "remedy"),
     [
         (
-            "stride:fit=sgd,curvature=fisher",
+            "stride:fit=sgd,curvature=exact",
             "stride: curvature is an option of fit=closed, and this fit is sgd",
             "leave out stride: curvature, or use fit=closed",
         ),

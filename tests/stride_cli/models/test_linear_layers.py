@@ -73,7 +73,7 @@ def test_gradients_equal_autograd_in_the_weights(name: str, make_model: Maker) -
     space = LinearMatrixSpace.from_bases(
         [torch.eye(read) for read, _ in widths], [torch.eye(given) for _, given in widths]
     )
-    (gradient,), _, losses = gate_gradients(SteeredModel(model, [space], 2), batch)
+    (gradient,), losses = gate_gradients(SteeredModel(model, [space], 2), batch)
     for row in range(len(batch.ids)):
         ids = batch.ids[row : row + 1]
         for layer in layers:
@@ -162,7 +162,7 @@ def test_layers_whose_output_is_unused_or_that_do_not_run(make_model: Maker) -> 
     layers = [names[layer] for layer in model.linear_layers("all")]
     assert not any("idle" in name for name in layers) and sum("spare" in name for name in layers) == 3
     space = a_space(model)
-    (gradient,), _, _ = gate_gradients(SteeredModel(model, [space], 2), a_batch())
+    (gradient,), _ = gate_gradients(SteeredModel(model, [space], 2), a_batch())
     sizes = [6] * len(layers)
     for name, part in zip(layers, gradient.split(sizes, dim=1), strict=True):
         assert bool((part == 0).all()) == ("spare" in name)

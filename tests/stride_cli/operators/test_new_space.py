@@ -16,7 +16,8 @@ from stride_cli import api
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
 from stride_cli.operators.bases import label_uniforms
-from stride_cli.operators.closed import fit_spaces, solve_gates
+from stride_cli.operators.closed import fit_spaces
+from stride_cli.operators.fisher import solve_gates
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import BasisOptions, OperatorSpace, Sample, layer_norm
 from stride_cli.operators.options import resolve_settings
@@ -109,7 +110,9 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
         rows.append(gradient(batch.ids, drawn, weights) * scored**0.5)
     sizes = np.bincount(columns.reshape(-1), minlength=index.n_subsets)
     mean = sums / torch.from_numpy(np.maximum(sizes, 1))[:, None]
-    expected = solve_gates(mean, torch.stack(rows), damping=settings.damping).numpy()
+    R = torch.stack(rows).double()
+    fisher = R.T @ R / len(R)
+    expected = solve_gates(mean, fisher, damping=settings.damping, n_rows=len(R)).numpy()
     assert np.corrcoef(expected.ravel(), np.asarray(operators.gates[0]).ravel())[0, 1] > 0.999
 
     documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
@@ -134,7 +137,6 @@ def test_it_takes_part_in_sums(index_path: Path) -> None:
     assert operators.direct_scale is None  # F is not the identity in all gates
     assert index.group_attributes("operators")["step_agreement"] > 0.99  # first order and steered agree
     for options in (
-        api.ClosedOptions(space="random-projection+pair-logit"),
         api.SgdOptions(space="random-projection"),
         api.ClosedOptions(space="random-projection", project=64),
     ):

@@ -82,8 +82,8 @@ def same(found: Operators, expected: Operators) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"spaces": ("residual", "logit"), "project": 0}, {"curvature": "fisher", "project": 0}],
-    ids=["whitened", "one space not", "fisher"],
+    [{}, {"spaces": ("residual", "logit"), "project": 0}],
+    ids=["whitened", "one space not"],
 )
 def test_workers_fit_what_one_process_fits(fit: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     """Where bases hold the Fisher matrix, and where it is estimated from rows of the ranges' chunks."""

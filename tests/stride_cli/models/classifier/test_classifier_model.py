@@ -15,8 +15,8 @@ from stride_cli.models.classifier.input_table import InputTable, Standardisation
 from stride_cli.models.classifier.networks import MLP, build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact
+from stride_cli.operators.fisher import label_fisher
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.label_fisher import label_fisher
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.spaces import initial_space
@@ -99,7 +99,7 @@ def test_gate_gradients_equal_finite_differences(name: str, shape: tuple[int, ..
         width = model.hidden(batch.ids, layer).shape[-1] if space_name != "logit" else model.d_model
         space = initial_space(space_name, d_model=width, vocab_size=3, rank=4, n_buckets=99, seed=3)
         space.requires_grad_(False)
-        (gradient,), _, losses = gate_gradients(SteeredModel(model, [space], layer), batch)
+        (gradient,), losses = gate_gradients(SteeredModel(model, [space], layer), batch)
 
         def loss(gates: torch.Tensor, layer: int = layer, space=space) -> torch.Tensor:  # type: ignore[no-untyped-def]
             hidden = model.hidden(batch.ids, layer)
@@ -131,9 +131,7 @@ def test_linear_response_equals_exact_central_differences(
     columns = (
         np.random.default_rng(0).permuted(np.tile(np.arange(8), (N, 1)), axis=1)[:, :3].astype(np.uint16)
     )
-    settings = ClosedSettings(
-        spaces=spaces, layer=min(1, model.n_layers), ranks=dict.fromkeys(spaces, 8), curvature="fisher"
-    )
+    settings = ClosedSettings(spaces=spaces, layer=min(1, model.n_layers), ranks=dict.fromkeys(spaces, 8))
     operators = fit_closed(model, chunks, columns, 8, settings)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)
     queries = queries_of_rows(model, np.arange(N, N + 6)).batch(np.arange(6))
@@ -173,9 +171,7 @@ def test_the_exact_fisher_matrix_has_limits() -> None:
 def test_raw_inputs_can_be_steered_too() -> None:
     model = make("mlp", (5,))
     columns = np.tile(np.arange(2, dtype=np.uint16), (N, 1))
-    settings = ClosedSettings(
-        spaces=("residual-matrix",), layer=0, ranks={"residual-matrix": 96}, curvature="fisher"
-    )
+    settings = ClosedSettings(spaces=("residual-matrix",), layer=0, ranks={"residual-matrix": 96})
     operators = fit_closed(model, reader(model), columns, 2, settings)  # type: ignore[arg-type]
     assert operators.gates[0].shape == (2, 25)
 

@@ -21,8 +21,8 @@ from stride_cli.models.classifier.networks import NetworkSpec
 from stride_cli.models.classifier.training_path import checkpoint_steps, training_path
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
 from stride_cli.operators.exact_response import measure_exact
+from stride_cli.operators.fisher import label_fisher, solve_gates
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.label_fisher import label_fisher, solve_exact
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
@@ -56,7 +56,7 @@ def test_gates_are_changes_of_the_weights() -> None:
     steered = fit_spaces(model, chunks, SETTINGS)  # type: ignore[arg-type]
     head, inside = steered.spaces
     batch = chunks.batch(np.arange(6))
-    (of_head, of_inside), _, _ = gate_gradients(steered, batch)
+    (of_head, of_inside), _ = gate_gradients(steered, batch)
     V, U = inside.bases(0)  # type: ignore[attr-defined]
     for row, (hidden, weight, bias) in enumerate(weight_gradients(model, batch)):
         expected = -torch.cat([weight, bias[:, None]], dim=1).float() @ head.B.T  # type: ignore[operator]
@@ -103,7 +103,7 @@ def test_time_is_that_of_gradient_flow(seed: int, time: float, diagonal: bool) -
     for gradient in g:
         system[:5, :5], system[:5, 5] = -F, gradient.double()
         expected = torch.linalg.matrix_exp(system * time)[:5, 5]
-        found = solve_exact(gradient[None].clone(), F.diag() if diagonal else F, damping=1.0, time=time)[0]
+        found = solve_gates(gradient[None].clone(), F.diag() if diagonal else F, damping=1.0, time=time)[0]
         scale = float(expected.abs().max())
         torch.testing.assert_close(found.double() / scale, expected / scale, rtol=1e-4, atol=1e-5)
 
@@ -114,12 +114,12 @@ def test_damping_solves_the_damped_system() -> None:
     F = rows.T @ rows / 9
     g = torch.randn(3, 4, generator=generator)
     system = 2.0 * F + 0.3 * 2.0 * F.trace() / 4 * torch.eye(4)
-    found = solve_exact(g.clone(), F, damping=0.3, stability=2.0)
+    found = solve_gates(g.clone(), F, damping=0.3, stability=2.0)
     torch.testing.assert_close(
         found.double(), torch.linalg.solve(system, g.double().T).T, rtol=1e-5, atol=1e-6
     )
-    with pytest.raises(NumericalError, match="zero"):
-        solve_exact(g, torch.zeros(4, 4, dtype=torch.float64), damping=1.0)
+    with pytest.raises(NumericalError, match="trace 0"):
+        solve_gates(g, torch.zeros(4, 4, dtype=torch.float64), damping=1.0)
 
 
 def test_of_wide_layers_some_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,5 +239,5 @@ def test_gradients_and_curvature_are_means_over_the_training(trained: Path) -> N
         member[subsets.astype(int), row] = 1
     for number, gates in enumerate(found.gates):
         subset_mean = member @ mean[number].float() / member.sum(1, keepdim=True)
-        expected = solve_exact(subset_mean, curvature[number], damping=1.0, time=0.5)
+        expected = solve_gates(subset_mean, curvature[number], damping=1.0, time=0.5)
         torch.testing.assert_close(torch.from_numpy(gates), expected, rtol=1e-3, atol=1e-5)

@@ -110,7 +110,7 @@ def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
 
 def test_operators_without_whitened_gates_are_refused(task_and_queries) -> None:
     task, queries = task_and_queries
-    method = open_method("stride:space=residual-matrix,rank=6,curvature=fisher,subsets=12,degree=3,read=4")
+    method = open_method("stride:space=residual,rank=6,subsets=12,degree=3,read=4")
     method.fit(task)
     with pytest.raises(UsageError, match="--read"):
         score_all(method, queries)
@@ -155,7 +155,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
         ("project=100", "expected a multiple of 8"),
         ("project=8,fit=sgd", "stride: project is an option of fit=closed, and this fit is sgd"),
         ("project=8,space=residual", "sums over chunks"),
-        ("project=8,space=logit,curvature=fisher", "sums over chunks"),
+        ("project=8,space=logit+residual", "sums over chunks"),
     ],
 )
 def test_fits_that_cannot_have_projections_are_refused(task_and_queries, options: str, message: str) -> None:

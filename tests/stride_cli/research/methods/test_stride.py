@@ -42,26 +42,27 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
     import torch
 
     from stride_cli.operators.bases import label_uniforms
-    from stride_cli.operators.closed import fit_spaces, solve_gates
+    from stride_cli.operators.closed import fit_spaces
+    from stride_cli.operators.fisher import solve_gates
     from stride_cli.operators.gradients import gate_gradients
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     task, queries = task_and_queries
-    found = score_all(
-        fitted(task, "direct:space=residual-matrix,rank=6,curvature=fisher,shrink=false"), queries
-    )
-    options = ClosedOptions(space="residual-matrix", rank=6, curvature="fisher")
+    found = score_all(fitted(task, "direct:space=residual,rank=6,shrink=false"), queries)
+    options = ClosedOptions(space="residual", rank=6)
     settings = resolve_settings(options, task.model, task.index)
     steered = fit_spaces(task.model, task.chunks, settings)
     rows, gradients = [], []
     for chunk in range(task.n_chunks):
         batch = task.chunks.batch(np.asarray([chunk]))
         uniforms = label_uniforms(settings.seed, batch)
-        true, drawn, _ = gate_gradients(steered, batch, sampled=uniforms)
+        true, _ = gate_gradients(steered, batch)
+        drawn, _ = gate_gradients(steered, batch, sampled=uniforms)
         rows.append(drawn[0][0] * batch.scored[0].sqrt())
         gradients.append(true[0][0] * batch.scored[0] * task.n_chunks / task.chunks.scored_tokens())
     asked = gate_gradients(steered, queries.batch(range(len(queries))))[0][0]
-    solved = solve_gates(torch.stack(gradients), torch.stack(rows), damping=settings.damping)
+    R = torch.stack(rows).double()
+    solved = solve_gates(torch.stack(gradients), R.T @ R / len(R), damping=settings.damping)
     expected = (asked @ solved.T).numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-3 * np.abs(expected).max())
 
