@@ -368,7 +368,7 @@ def _begin(
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus.get()
-    _keep_freed_memory()
+    keep_freed_memory()
     _work = work
 
 
@@ -379,7 +379,7 @@ def _leave_with(watched: connection.Connection) -> None:
     os._exit(1)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep large blocks: asking the system for them again costs a page fault for every 4 KiB."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)

@@ -271,8 +271,7 @@ def measure_scale(attributor: Attributor, models: int, *, workers: int | None = 
     and what `retrain` raises
     """
     from stride_cli.training.jobs import Job
-    from stride_cli.training.retraining import open_trainer, retrain, store_of
-    from stride_cli.training.truth import subset_seeds
+    from stride_cli.training.retraining import open_trainer, retrain, store_of, subset_seeds
 
     workspace = attributor.workspace
     store = store_of(workspace.index)

@@ -18,8 +18,7 @@ from stride_cli.prove.options import HitOptions
 from stride_cli.prove.resampling import LEVEL, Interval
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
-from stride_cli.training.retraining import count_missing, retrain
-from stride_cli.training.truth import subset_seeds
+from stride_cli.training.retraining import count_missing, retrain, subset_seeds
 
 if TYPE_CHECKING:
     from index_format.reader import Index

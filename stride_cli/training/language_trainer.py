@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Reci
 from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
-from stride_cli.training.fast.stacked import can_stack, train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.language_loop import train
@@ -71,7 +71,7 @@ class LanguageTrainer:
 
     def __post_init__(self) -> None:
         if self.at_once == 0:
-            self.at_once = _AT_ONCE if can_stack(self.recipe, self.device) else 1
+            self.at_once = _AT_ONCE if self._stackable() else 1
         # what names files and versions does not decide a retrained model, the seed is the job's
         kept = replace(self.recipe, seed=0, corpus={}, versions={}, base=None).to_record()
         text = json.dumps([kept, self.recipe.corpus["fingerprint"], len(self.chunks)], sort_keys=True)
@@ -98,7 +98,8 @@ class LanguageTrainer:
     def _train(self, jobs: Sequence[Job]) -> Iterator[Any]:
         if jobs and self.at_once > 1:
             masks, seeds = [job.mask for job in jobs], [job.seed for job in jobs]
-            for job, model in zip(jobs, train_stacked(self.chunks, self.recipe, masks, seeds), strict=True):
+            stacked = import_module("stride_cli.research.training.stacked").train_stacked
+            for job, model in zip(jobs, stacked(self.chunks, self.recipe, masks, seeds), strict=True):
                 self._save(job, model)
                 yield model
             return
@@ -108,6 +109,10 @@ class LanguageTrainer:
             train(model, self.chunks, recipe, subset=job.mask)
             self._save(job, model)
             yield model
+
+    def _stackable(self) -> bool:
+        """A NanoChat trained from scratch on a CPU: research trains several side by side."""
+        return self.recipe.kind == "train" and self.recipe.architecture is not None and self.device == "cpu"
 
     def _evaluate(self, model: Any) -> Outcome:
         return Outcome(query_losses(CausalLM(model), self.queries))

@@ -13,6 +13,7 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.models.kinds import Kind
 from stride_cli.output import progress
 from stride_cli.parallel import Workers, check_engine, default_workers
+from stride_cli.randomness import stream_key
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.outcomes import OutcomeStore, job_key
 
@@ -153,6 +154,12 @@ def _groups(names: list[str], most: int, workers: int | None) -> list[list[str]]
         count = min(len(names), -(-count // workers) * workers)
     ends = [len(names) * number // count for number in range(count + 1)] if count else []
     return [names[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def subset_seeds(seed: int, count: int) -> np.ndarray:
+    """Draw seeds of retraining, (count,) int64 below 2³¹; a larger count begins with the same ones."""
+    keys = [stream_key(seed, "truth seed", number) % (1 << 31) for number in range(count)]
+    return np.asarray(keys, np.int64)
 
 
 def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:

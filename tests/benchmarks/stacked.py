@@ -2,15 +2,13 @@
 
 NanoChat models of about one million parameters, on random chunks of up to 128 tokens. `train` and
 `train_stacked` run in turn, so that other load falls on both alike; the ratio of the minima is the figure to
-look at. Memory is kept between steps as in the worker processes of `stride evaluate truth` (MALLOC_* below).
+look at. Memory is kept between steps as in workers (`keep_freed_memory`).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +19,8 @@ import torch
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.output import emit
-from stride_cli.training.engines import KEEP_MEMORY
-from stride_cli.training.fast.stacked import train_stacked
+from stride_cli.parallel import keep_freed_memory
+from stride_cli.research.training.stacked import train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import train
 
@@ -106,11 +104,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args(arguments)
-    if not all(os.environ.get(name) == value for name, value in KEEP_MEMORY.items()):
-        # the C library reads these when a process starts
-        again = [sys.executable, "-m", "tests.benchmarks", "stacked", *arguments]
-        subprocess.run(again, env={**os.environ, **KEEP_MEMORY}, check=True)
-        return
+    keep_freed_memory()
     torch.set_num_threads(1)
     for dtype in given.dtype:
         for batch_tokens in given.batch_tokens:

@@ -21,7 +21,8 @@ import torch
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe
 from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.output import emit
-from stride_cli.training.classifier_loop import train_network, train_stacked
+from stride_cli.research.training.classifier_stack import train_stacked
+from stride_cli.training.classifier_loop import train_network
 
 # name, network, width, rows, shape, classes, sizes of stacks, epochs that are timed
 SUITES: tuple[tuple[str, str, int, int, tuple[int, ...], int, tuple[int, ...], int], ...] = (

@@ -31,8 +31,7 @@ def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOpti
         check_rules,
         find_groups,
     )
-    from stride_cli.training.retraining import open_trainer, store_of
-    from stride_cli.training.truth import subset_seeds
+    from stride_cli.training.retraining import open_trainer, store_of, subset_seeds
 
     specs = split_methods(options.methods)
     if options.queries is None:

@@ -129,8 +129,7 @@ def removal(
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
     from stride_cli.research.evaluation.removal import measure_removal
-    from stride_cli.training.retraining import open_trainer, store_of
-    from stride_cli.training.truth import subset_seeds
+    from stride_cli.training.retraining import open_trainer, store_of, subset_seeds
 
     options, removing = BenchOptions(**measured), RemovalOptions(**given)
     if removing.grouped:
@@ -205,8 +204,7 @@ def loo(
     from stride_cli.output import emit, note, wants_json
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
-    from stride_cli.training.retraining import open_trainer, store_of
-    from stride_cli.training.truth import subset_seeds
+    from stride_cli.training.retraining import open_trainer, store_of, subset_seeds
 
     options, leaving = BenchOptions(**measured), LooOptions(**given)
     seeds = leaving.seeds

@@ -35,6 +35,7 @@ from stride_cli.research.evaluation.options import (
     RankingOptions,
     RemovalOptions,
     TailPatchOptions,
+    TruthOptions,
 )
 from stride_cli.research.methods.registry import open_method
 from stride_cli.research.selection.options import JudgingOptions, SelectOptions
@@ -44,7 +45,6 @@ from stride_cli.training.options import (
     FinetuneOptions,
     RetrainOptions,
     TrainOptions,
-    TruthOptions,
 )
 
 FINETUNE = "model finetune gone.jsonl --model gone --out new"

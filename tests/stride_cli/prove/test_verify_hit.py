@@ -33,6 +33,7 @@ class NoisyTrainer:
     """loss = 3 − Σ influence of the members + noise of the seed and the mask."""
 
     digest = "noisy"
+    device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 4
 

@@ -142,7 +142,7 @@ def test_kept_weights_answer_new_queries(task_and_queries, tmp_path, monkeypatch
     trainer = open_trainer(task, queries, keep=keep)
     with monkeypatch.context() as patch:
         patch.setattr("stride_cli.training.language_trainer.train", None)
-        patch.setattr("stride_cli.training.language_trainer.train_stacked", None)
+        patch.setattr("stride_cli.research.training.stacked.train_stacked", None)
         found = retrain(trainer, jobs, store=tmp_path / "c", workers=1)
     for one, two in zip(found, expected, strict=True):
         assert one.losses.tobytes() == two.losses.tobytes()

@@ -12,9 +12,9 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def one_thread_each() -> Iterator[None]:
     """Networks this small only wait for a second thread."""
-    from stride_cli.training.engines import one_thread
+    from stride_cli.parallel import torch_threads
 
-    with one_thread():
+    with torch_threads(1):
         yield
 
 

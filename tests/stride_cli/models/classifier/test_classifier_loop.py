@@ -19,13 +19,8 @@ from stride_cli.models.classifier.classifier_recipe import (
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network, choose_network
 from stride_cli.permissions import name_code
-from stride_cli.training.classifier_loop import (
-    FunctionalSteps,
-    choose_at_once,
-    outcomes_of,
-    train_network,
-    train_stacked,
-)
+from stride_cli.research.training.classifier_stack import FunctionalSteps, choose_at_once, train_stacked
+from stride_cli.training.classifier_loop import outcomes_of, train_network
 
 
 def examples(n: int = 60, shape: tuple[int, ...] = (5,), seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,9 +14,9 @@ import pytest
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import StrideError
+from stride_cli.research.evaluation.truth import Truth
 from stride_cli.research.evaluation.truth_import import read_subsets
 from stride_cli.schema import json_schema
-from stride_cli.training.truth import Truth
 
 
 def write(path: Path, rows: list[Any]) -> Path:

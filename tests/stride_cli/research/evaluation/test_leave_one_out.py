@@ -21,6 +21,7 @@ class NoisyTrainer:
     """loss = −Σ influence of the members + noise that depends on seed and subset."""
 
     digest = "noisy"
+    device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 8
 

@@ -28,6 +28,7 @@ class AdditiveTrainer:
     """Training that is exactly additive: loss = 3 − Σ influence of the members + an offset of the seed."""
 
     digest = "additive"
+    device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 4
 

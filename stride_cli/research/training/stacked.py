@@ -25,8 +25,8 @@ from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.models.language.own_nanochat import LOGIT_CAP, RMS_EPS, ROPE_THETA
 from stride_cli.models.muon import orthogonalised
+from stride_cli.research.training import nanochat_kernels as kernels
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
-from stride_cli.training.fast import nanochat_kernels as kernels
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import planned_steps
 
@@ -35,11 +35,6 @@ _BETAS = (0.9, 0.95)  # of AdamW, as in `train`
 _ADAM_EPS = 1e-8
 _MOMENTUM = 0.95  # of Muon
 _LAYER = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj"), "up": ("fc1",), "down": ("fc2",)}
-
-
-def can_stack(recipe: Recipe, device: str) -> bool:
-    """Whether `train_stacked` knows this recipe: a NanoChat trained from scratch, on a CPU."""
-    return recipe.kind == "train" and recipe.architecture is not None and device == "cpu"
 
 
 @torch.no_grad()
@@ -51,7 +46,7 @@ def train_stacked(
     Parameters
     ----------
     chunks : sequence of Chunk        all n
-    recipe : Recipe                   one that `can_stack`
+    recipe : Recipe                   of a NanoChat trained from scratch
     masks : sequence of (n,) bool     model m is trained on these chunks
     seeds : sequence of int           of its initial weights and order
 

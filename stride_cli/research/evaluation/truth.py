@@ -16,10 +16,10 @@ from stride_cli.data.query_inputs import own_inputs
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.output import note
-from stride_cli.randomness import stream, stream_key
+from stride_cli.randomness import stream
+from stride_cli.research.evaluation.options import TruthOptions, per_mille
 from stride_cli.training.jobs import Job, Outcome
-from stride_cli.training.options import TruthOptions, per_mille
-from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of
+from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of, subset_seeds
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
@@ -207,12 +207,6 @@ def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarr
     mask = np.zeros(n_chunks, bool)
     mask[stream(seed, "truth subset", per_mille(alpha), number).permutation(n_chunks)[:size]] = True
     return mask
-
-
-def subset_seeds(seed: int, count: int) -> np.ndarray:
-    """Seeds of retraining, (count,) int64 below 2³¹; more can be added later."""
-    keys = [stream_key(seed, "truth seed", number) % (1 << 31) for number in range(count)]
-    return np.asarray(keys, np.int64)
 
 
 def seeds_in_words(count: int, own: bool) -> str:

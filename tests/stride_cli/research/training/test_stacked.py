@@ -10,7 +10,7 @@ import torch
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.models.language.language_recipe import Architecture, LateStarts, Recipe
-from stride_cli.training.fast.stacked import can_stack, train_stacked
+from stride_cli.research.training.stacked import train_stacked
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import mean_loss, train
 
@@ -20,9 +20,9 @@ VOCAB = 300
 @pytest.fixture(autouse=True)
 def _one_thread():
     """As in the worker processes; more only wait for each other on products this small."""
-    from stride_cli.training.engines import one_thread
+    from stride_cli.parallel import torch_threads
 
-    with one_thread():
+    with torch_threads(1):
         yield
 
 
@@ -114,12 +114,6 @@ def test_a_model_does_not_depend_on_those_beside_it(chunks, dtype):
         (alone,) = train_stacked(chunks, recipe, [mask], [seed])
         for one, two in zip(model.parameters(), alone.parameters(), strict=True):
             assert torch.equal(one, two)
-
-
-def test_what_can_be_stacked():
-    assert can_stack(_recipe(), "cpu")
-    assert not can_stack(_recipe(), "cuda")
-    assert not can_stack(_recipe(kind="finetune", architecture=None), "cpu")
 
 
 def test_the_benchmark_runs():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.training.fast import nanochat_kernels as kernels
+from stride_cli.research.training import nanochat_kernels as kernels
 
 
 def _low(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
