@@ -10,8 +10,9 @@ from index_format.location import locate
 from stride_cli.api import as_place
 from stride_cli.attribution.options import SharingOptions
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.research.evaluation.options import LdsOptions, TruthOptions
+from stride_cli.research.evaluation.options import LdsOptions
 from stride_cli.research.selection.options import SelectOptions
+from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.tuning.options import TuneOptions
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
 from stride_cli.research.evaluation.metrics import lds, measured_response, predicted_response
-from stride_cli.research.evaluation.truth import Truth
+from stride_cli.research.training.truth import Truth
 from tests.benchmarks._machine import machine
 
 PER_SUBSET = (100, 30, 10, 5, 3, 2, 1.5, 1)  # n / K

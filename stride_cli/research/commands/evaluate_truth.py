@@ -20,7 +20,8 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.errors import UsageError
-from stride_cli.research.evaluation.options import BenchOptions, ImportOptions, TruthOptions, per_mille
+from stride_cli.research.evaluation.options import BenchOptions, ImportOptions
+from stride_cli.research.training.options import TruthOptions, per_mille
 
 if TYPE_CHECKING:
     from stride_cli.schema.train_records import TruthRecord
@@ -80,8 +81,8 @@ def truth(
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.research.evaluation.bench import build_truth_of
-    from stride_cli.research.evaluation.truth import seeds_in_words
     from stride_cli.research.evaluation.truth_import import import_truth
+    from stride_cli.research.training.truth import seeds_in_words
 
     begin = time.monotonic()
     options, rows = TruthOptions(**given, overwrite=overwrite), ImportOptions(**reading).rows

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.research.evaluation.compare import Entry
-    from stride_cli.research.evaluation.options import TruthOptions
     from stride_cli.research.evaluation.scoring import Run
-    from stride_cli.research.evaluation.truth import Truth
+    from stride_cli.research.training.options import TruthOptions
+    from stride_cli.research.training.truth import Truth
 
 _TRUTH = "stride evaluate truth --index {} --queries FILE"
 
@@ -87,7 +87,7 @@ class Bench:
         ------
         StageMissing      nothing has been retrained
         """
-        from stride_cli.research.evaluation.truth import Truth
+        from stride_cli.research.training.truth import Truth
 
         try:
             return Truth.from_index(self.index)
@@ -202,7 +202,7 @@ def build_truth_of(
     where: WorkspacePath, path: Path, options: TruthOptions, *, chat: bool | None = None
 ) -> tuple[Workspace, QuerySet, Truth]:
     """The truth of a file of queries, trained where it is missing: workspace, queries, truth of every α."""
-    from stride_cli.research.evaluation.truth import build_truth
+    from stride_cli.research.training.truth import build_truth
 
     local_directory(where.index)  # refused before a model is opened
     workspace = where.open()

@@ -25,7 +25,7 @@ from stride_cli.models.kinds import refuse_classifier
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace, WorkspacePath
-    from stride_cli.research.evaluation.truth import Truth
+    from stride_cli.research.training.truth import Truth
 
 _LINE = '{"train_subset": [0, 3, …], "train_subset_global": [12, 90, …], "test_loss": [2.31, …]}'
 _FIELDS = {"corpus": "train_subset_global", "pool": "train_subset"}
@@ -250,7 +250,7 @@ def import_truth(
     and what `read_subsets` and `read_queries` raise
     """
     from index_format.reader import Index
-    from stride_cli.research.evaluation.truth import Truth, base_losses, store_truth
+    from stride_cli.research.training.truth import Truth, base_losses, store_truth
 
     local_directory(where.index)  # refused before a model is opened
     index = Index.open(where.index)

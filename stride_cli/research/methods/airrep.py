@@ -143,8 +143,8 @@ class AirRep(LearnsFromTruth):
 
     def _truth_split(self, workspace: Workspace) -> list[Split]:
         """The training part of the truth as one split, its queries the examples."""
-        from stride_cli.research.evaluation.truth import Truth
         from stride_cli.research.methods.airrep_training import Split
+        from stride_cli.research.training.truth import Truth
 
         options = self.options
         truth = Truth.from_index(workspace.index)

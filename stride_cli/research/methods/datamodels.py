@@ -16,7 +16,7 @@ from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-    from stride_cli.research.evaluation.truth import Truth
+    from stride_cli.research.training.truth import Truth
 
 REGRESSIONS = ("lasso", "ridge")
 OUTPUTS = ("loss", "margin")
@@ -70,7 +70,7 @@ class Datamodels(LearnsFromTruth):
         self.fold, self.folds, self.alpha = fold, folds, alpha
 
     def fit(self, workspace: Workspace) -> None:
-        from stride_cli.research.evaluation.truth import Truth
+        from stride_cli.research.training.truth import Truth
 
         self.fit_truth(Truth.from_index(workspace.index), seed=workspace.seed)
 

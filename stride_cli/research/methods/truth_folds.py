@@ -10,7 +10,7 @@ from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.research.evaluation.truth import Truth
+    from stride_cli.research.training.truth import Truth
 
 
 class LearnsFromTruth:

@@ -35,10 +35,10 @@ from stride_cli.research.evaluation.options import (
     RankingOptions,
     RemovalOptions,
     TailPatchOptions,
-    TruthOptions,
 )
 from stride_cli.research.methods.registry import open_method
 from stride_cli.research.selection.options import JudgingOptions, SelectOptions
+from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.tuning.options import TuneOptions
 from stride_cli.training.options import (
     ClassifierOptions,

@@ -77,7 +77,7 @@ def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_pat
     from scipy.stats import spearmanr
 
     from index_format.reader import Index
-    from stride_cli.research.evaluation.truth import Truth
+    from stride_cli.research.training.truth import Truth
 
     index = f"--index {measured}/run.stride"
     result = run(f"baseline bm25 {index} --top 2 --scores {tmp_path}/scores.npy")

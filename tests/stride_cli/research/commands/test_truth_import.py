@@ -14,8 +14,8 @@ import pytest
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import StrideError
-from stride_cli.research.evaluation.truth import Truth
 from stride_cli.research.evaluation.truth_import import read_subsets
+from stride_cli.research.training.truth import Truth
 from stride_cli.schema import json_schema
 
 

@@ -8,7 +8,6 @@ from sklearn.linear_model import RidgeCV
 
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
-from stride_cli.research.evaluation.truth import Truth
 from stride_cli.research.methods.datamodels import (
     Datamodels,
     DsDm,
@@ -17,6 +16,7 @@ from stride_cli.research.methods.datamodels import (
 )
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.truth_folds import training_rows
+from stride_cli.research.training.truth import Truth
 
 
 def planted(

@@ -22,8 +22,8 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.research.evaluation.options import TruthOptions
-from stride_cli.research.evaluation.truth import Truth, build_truth, subset_mask, subset_seeds
+from stride_cli.research.training.options import TruthOptions
+from stride_cli.research.training.truth import Truth, build_truth, subset_mask, subset_seeds
 from stride_cli.training.jobs import Job
 from stride_cli.training.outcomes import OutcomeStore, job_key
 from stride_cli.training.retraining import open_trainer, store_of
@@ -254,8 +254,8 @@ from pathlib import Path
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.workspace import Workspace
-from stride_cli.research.evaluation.options import TruthOptions
-from stride_cli.research.evaluation.truth import build_truth
+from stride_cli.research.training.options import TruthOptions
+from stride_cli.research.training.truth import build_truth
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.batches import ChunkReader
 index = Index.open(sys.argv[1])

@@ -17,7 +17,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream
-from stride_cli.research.evaluation.options import TruthOptions, per_mille
+from stride_cli.research.training.options import TruthOptions, per_mille
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.retraining import count_missing, open_trainer, retrain, store_of, subset_seeds
 
