@@ -155,6 +155,10 @@ class DocumentTokenizer:
             )
         ]
 
+    def chunks_of(self, documents: Sequence[Document]) -> Blocks:
+        """Tokenise documents and cut them; raises as `encode_batch`."""
+        return self.cut(self.encode_batch(documents))
+
     def chunks(self, encoded: Encoded) -> list[Chunk]:
         """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
         size = self.block_size

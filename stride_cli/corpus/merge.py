@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from index_format.durable import require_space
-from index_format.errors import IndexIncomplete, IndexMismatch
+from index_format.errors import IndexMismatch
 from index_format.location import Location, local_directory
 from index_format.offsets import ranges
 from index_format.reader import Index
@@ -35,321 +34,230 @@ _COUNTED = (
 def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite: bool = False) -> Index:
     """Publish, at `out`, the index of the corpora of several indexes, one after the other.
 
-    Chunks, documents and design are those of one build of the joined corpora, bit for bit; K and d are what
-    was asked for of the parts, else what suits the whole. Ranges of one corpus are put in order. Documents
+    Chunks, documents and design are those of one build of the joined corpora, bit for bit. K and d are those
+    asked for of the parts, else those that suit the whole. Ranges of one corpus are put in order. Documents
     that all parts numbered (``--number-ids``) are numbered anew. Interrupted, the same call goes on behind
-    the last part that was whole. Stages (operators, truth, calibration) stay behind: they are of subsets and
-    gates that the merged index does not have.
+    the last whole part. Stages (operators, truth, calibration) stay behind: they belong to other subsets.
 
-    Raises
-    ------
-    UsageError         less than two indexes, one of them twice, or a classifier's
-    IndexMismatch      parts of different models, tokenizers, chunk lengths or designs; a range is lacking
-    CorpusError        a document's id is in two parts, or there are more subsets than chunks
-    StorageFull        the disk has no room for it, which is found out before anything is written
-    IndexExists, IndexBusy, IndexIncomplete, IndexDamaged      as `IndexWriter.create`; a part is damaged
+    Raises:
+        UsageError: Fewer than two indexes, one of them twice, or a classifier's.
+        IndexMismatch: Models, tokenizers, chunk lengths or designs differ; a range is lacking.
+        CorpusError: Two parts have a document of one id, or there are more subsets than chunks.
+        StorageFull: The disk has no room for it; found before anything is written.
+        IndexExists, IndexBusy, IndexIncomplete, IndexDamaged: As `IndexWriter.create`; a part is damaged.
     """
     place = local_directory(out)
-    parts = in_order([Index.open(path) for path in paths])
-    check_parts(parts)
-    key = settings_key({"merged": [part.digest for part in parts]})
+    parts = _in_order([_Part(path) for path in paths])
+    _check_parts(parts)
+    n_chunks = sum(part.index.n_chunks for part in parts)
+    first = parts[0]
+    k, d = choose_design(n_chunks, first.design, first.config.get("most_subsets"))
+    exact = all(part.holds_documents for part in parts)
+    numbered = all(part.numbered for part in parts)
+    key = settings_key({"merged": [part.index.digest for part in parts]})
     with storage_errors(place), IndexWriter.create(place, build_key=key, overwrite=overwrite) as writer:
-        merged = copy_parts(writer, parts)
-        first = parts[0].attributes
-        model = first.get("model_path")
+        # 1. what could go wrong is found before anything is written
+        if not numbered:
+            _check_ids(parts, place.parent)
+        _check_space(place, parts, n_chunks, d)
+        # 2. the arrays of the corpus, part by part; with texts, the digest that one build would have
+        state = writer.state or {"parts": 0, "digest": first.corpus}
+        masked = any(part.index.has("corpus/loss_mask") for part in parts)
+        left = parts[state["parts"] :]
+        with output.progress("merging", sum(part.n_bytes for part in left) / 1e6, unit="MB") as ticker:
+            for part in left:
+                if exact and part is not first:
+                    state["digest"] = _chained(writer, part, state["digest"], numbered=numbered)
+                for n_bytes in _copy(writer, part.index, masked=masked, numbered=numbered):
+                    ticker.advance(n_bytes / 1e6)
+                state["parts"] += 1
+                writer.commit(state)
+        corpus = state["digest"] if exact else merged_digest([part.corpus for part in parts]).hex()
+        # 3. the subsets of all chunks
+        append_design(writer, n_chunks, n_subsets=k, degree=d, seed=first.index.seed)
+        attributes = first.index.attributes
+        model = attributes.get("model_path")
         writer.publish(
-            merged.attributes
-            | {
-                "fingerprints": {**first["fingerprints"], "corpus": merged.digest},
-                "model_path": None if model is None else _seen_from(place, model, parts[0].path),
-                "config": _merged_config(parts, place, exact=merged.exact),
+            {
+                "seed": first.index.seed,
+                "n_subsets": k,
+                "degree": d,
+                "design": attributes["design"],
+                "block_size": attributes["block_size"],
+                "fingerprints": {**attributes["fingerprints"], "corpus": corpus},
+                "model_path": None if model is None else first.seen_from(place, model),
+                "config": _merged_config(parts, place, exact=exact),
+                "counts": _counts(parts),
+                "created_by": f"stride {__version__}",
             }
         )
     return Index.open(place)
 
 
-class SharedId(CorpusError):
-    """A document's id is in two parts."""
+class _Part:
+    """An index that is merged, and what it records of how it was built.
 
-
-@dataclass(frozen=True)
-class Merged:
-    """What parts are together.
-
-    Attributes
-    ----------
-    attributes : dict      of the index, but for those that say where things are
-    digest : str           fingerprint of the corpus
-    exact : bool           whether it is that of one build. It is not where the parts do not hold their
-                           documents as they were read: without texts, or with conversations
+    Attributes:
+        range: The range of a corpus that it was built of; None: of all.
+        entries: Its own record of sources, and those of what was appended.
     """
 
-    attributes: dict[str, Any]
-    digest: str
-    exact: bool
+    def __init__(self, path: str | Location) -> None:
+        self.index = Index.open(path)
+        self.config: dict[str, Any] = self.index.attributes.get("config") or {}
+        self.counts: dict[str, int] = self.index.attributes.get("counts") or {}
+        written = self.config.get("range")
+        self.range = None if written is None else Range.parse(written)
+        self.entries = [self.config, *self.config.get("appended", [])]
+
+    @property
+    def corpus(self) -> str:
+        """The fingerprint of its corpus."""
+        return str(self.index.attributes["fingerprints"]["corpus"])
+
+    @property
+    def design(self) -> DesignOptions:
+        """K and d as they were asked for."""
+        config, index = self.config, self.index
+        return DesignOptions(
+            n_subsets=config.get("n_subsets", index.n_subsets), degree=config.get("degree", index.degree)
+        )
+
+    @property
+    def holds_documents(self) -> bool:
+        """Whether it has all documents as they were read: only texts, which are kept."""
+        exact = self.config.get("merged_exactly", True)
+        return self.index.has("corpus/text_bytes") and self.counts.get("conversations") == 0 and exact
+
+    @property
+    def numbered(self) -> bool:
+        """Whether ids are numbers, because none were read."""
+        entries = [*self.entries, *self.config.get("merged", [])]
+        return all((entry.get("reading") or {}).get("number_ids") is True for entry in entries)
+
+    @property
+    def n_bytes(self) -> int:
+        arrays = map(self.index.array, self.index.names("corpus"))
+        return sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays)
+
+    @property
+    def sources(self) -> list[str]:
+        """The files that it was built of, as seen from here."""
+        recorded = [source for entry in self.entries for source in entry.get("sources", [])]
+        return [(recorded_places(source, self.index.path) or [source])[0] for source in recorded]
+
+    def seen_from(self, place: Path, recorded: str) -> str:
+        """A path that it records, as an index at another place records it."""
+        places = recorded_places(recorded, self.index.path)
+        return recorded_path(places[0], place) if places and recorded.startswith(os.curdir) else recorded
+
+    def __str__(self) -> str:
+        files = [os.path.relpath(each) if Path(each).is_absolute() else each for each in self.sources[:3]]
+        named = ", ".join(files) + (", …" if len(self.sources) > 3 else "")
+        return f"{self.index.path} (of {named}{'' if self.range is None else f', range {self.range}'})"
 
 
-def in_order(parts: Sequence[Index]) -> list[Index]:
-    """Parts as they were given; the ranges of one corpus in order, where the first of them was.
+def _in_order(parts: Sequence[_Part]) -> list[_Part]:
+    """Put the ranges of one corpus in order, where the first of them was.
 
-    Raises
-    ------
-    IndexMismatch      some of its ranges are lacking
-    UsageError         one part is given twice
+    Raises:
+        IndexMismatch: A range is lacking.
+        UsageError: A part is given twice.
     """
-    families: dict[Any, list[Index]] = {}
+    families: dict[Any, list[_Part]] = {}
     for part in parts:
-        found = range_of(part)
-        path = part.path.resolve() if isinstance(part.path, Path) else part.path
-        name = str(path) if found is None else (found.count, *_sources(part))
+        path = part.index.path.resolve() if isinstance(part.index.path, Path) else part.index.path
+        name = str(path) if part.range is None else (part.range.count, *part.sources)
         families.setdefault(name, []).append(part)
-    ordered: list[Index] = []
+    ordered: list[_Part] = []
     for family in families.values():
-        by_number: dict[int, Index] = {}
+        by_number: dict[int, _Part] = {}
         for part in family:
-            found = range_of(part) or Range(1, 1)
-            twin = by_number.setdefault(found.number, part)
+            twin = by_number.setdefault(part.range.number if part.range else 1, part)
             if twin is not part:
-                again = "" if twin.path == part.path else f": {twin.path} and {part.path} are range {found}"
-                raise UsageError(f"{part.path} is given twice{again}", fix="name each part once")
-        count = (range_of(family[0]) or Range(1, 1)).count
+                raise UsageError(
+                    f"{twin.index.path} and {part.index.path} are the same part: it is given twice",
+                    fix="name each part once",
+                )
+        count = family[0].range.count if family[0].range else 1
         if lacking := [number for number in range(1, count + 1) if number not in by_number]:
-            shown = ", ".join(f"{number}/{count}" for number in lacking[:3]) + (
-                ", …" if len(lacking) > 3 else ""
-            )
             raise IndexMismatch(
-                f"expected all {count} ranges of {', '.join(_sources(family[0]))}, found {len(by_number)}: "
-                f"{shown} {'is' if len(lacking) == 1 else 'are'} lacking",
+                f"expected all {count} ranges of {', '.join(family[0].sources)}, found {len(by_number)}: "
+                f"{', '.join(f'{number}/{count}' for number in lacking[:3])} lacking",
                 fix=f"build what is lacking: stride index build … --range {lacking[0]}/{count} --out …",
             )
         ordered += [by_number[number] for number in sorted(by_number)]
     return ordered
 
 
-def check_parts(parts: Sequence[Index]) -> None:
-    """Refuse what makes no index together: see `merge_indexes`."""
+def _check_parts(parts: Sequence[_Part]) -> None:
+    """Refuse parts that make no index together: see `merge_indexes`."""
     if len(parts) < 2:
         raise UsageError(f"expected two indexes or more, found {len(parts)}", fix="name the others, too")
-    first = parts[0]
     for part in parts:
-        if _config(part).get("kind") == "classifier":
+        if part.config.get("kind") == "classifier":
             raise UsageError(
-                f"index '{part.path}' is of a classifier, and merging joins texts",
+                f"index '{part.index.path}' is of a classifier, and merging joins texts",
                 fix="build one index of all examples",
             )
+    first = parts[0]
+    expected = _compared(first)
     for part in parts[1:]:
-        ours, theirs = first.attributes["fingerprints"], part.attributes["fingerprints"]
-        for kind in ("model", "tokenizer", "settings"):
-            if ours.get(kind) != theirs.get(kind):
-                raise _differs(
-                    first, part, f"fingerprint of the {kind}", ours.get(kind), theirs.get(kind),
-                    "build all parts for one model",
-                )  # fmt: skip
-        mine, others = _asked(first), _asked(part)
-        for what, (value, flag) in mine.items():
-            if others[what][0] != value:
-                how = f"with {flag} {value}" if value is not None else f"without {flag}"
-                if what == "keeping of texts":
-                    how = "as the other was, with or without --no-text"
-                raise _differs(first, part, what, value, others[what][0], f"build {part.path} again {how}")
-        if first.array("corpus/tokens").dtype != part.array("corpus/tokens").dtype:
-            raise _differs(
-                first, part, "type of the tokens", first.array("corpus/tokens").dtype,
-                part.array("corpus/tokens").dtype, "build all parts with one release of stride",
-            )  # fmt: skip
+        for what, (found, fix) in _compared(part).items():
+            wanted = expected[what][0]
+            if found != wanted:
+                shown = ["none" if value is None else str(value)[:64] for value in (found, wanted)]
+                if fix.startswith("--"):
+                    how = f"without {fix}" if wanted is None else f"with {fix} {wanted}"
+                    fix = f"build {part.index.path} again {how}"
+                raise IndexMismatch(
+                    f"{part.index.path} cannot be merged with {first.index.path}: its {what} is {shown[0]}, "
+                    f"expected {shown[1]}",
+                    fix=fix,
+                )
 
 
-def _differs(first: Index, part: Index, what: str, ours: Any, theirs: Any, fix: str) -> IndexMismatch:
-    shown = ["none" if value is None else str(value)[:64] for value in (ours, theirs)]
-    return IndexMismatch(
-        f"{part.path} cannot be merged with {first.path}: its {what} is {shown[1]}, expected {shown[0]}",
-        fix=fix,
-    )
-
-
-def _asked(part: Index) -> dict[str, tuple[Any, str]]:
-    """What was asked for when it was built, by what people call it, and the flag."""
-    config = _config(part)
+def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
+    """What must be equal in all parts, by what people call it; with the flag, or the remedy."""
+    index, design = part.index, part.design
+    prints = index.attributes["fingerprints"]
+    texts = "yes" if index.has("corpus/text_bytes") else "no"
     return {
-        "seed": (part.seed, "--seed"),
-        "number of subsets K": (config.get("n_subsets", part.n_subsets), "--subsets"),
-        "degree d": (config.get("degree", part.degree), "--degree"),
-        "chunk length": (part.attributes["block_size"], "--block-size"),
-        "keeping of texts": ("yes" if part.has("corpus/text_bytes") else "no", "--no-text"),
+        **{
+            f"fingerprint of the {kind}": (prints.get(kind), "build all parts for one model")
+            for kind in ("model", "tokenizer", "settings")
+        },
+        "seed": (index.seed, "--seed"),
+        "number of subsets K": (design.n_subsets, "--subsets"),
+        "degree d": (design.degree, "--degree"),
+        "chunk length": (index.attributes["block_size"], "--block-size"),
+        "keeping of texts": (texts, "build all parts with --no-text, or all without"),
+        "type of the tokens": (index.array("corpus/tokens").dtype.name, "build all parts with one release"),
     }
 
 
-def copy_parts(writer: IndexWriter, parts: Sequence[Index]) -> Merged:
-    """Append the corpora of parts to a writer, and draw the design; what is committed is taken up.
-
-    Raises
-    ------
-    CorpusError, StorageFull      as `merge_indexes`
-    IndexIncomplete               what is committed is the beginning of another kind of build
-    """
-    n_chunks = sum(part.n_chunks for part in parts)
-    k, d = choose_design(n_chunks, _design(parts[0]), _config(parts[0]).get("most_subsets"))
-    numbered = all(_numbered(part) for part in parts)
-    state = writer.state or {"parts": 0, "digest": parts[0].attributes["fingerprints"]["corpus"]}
-    if "parts" not in state:
-        raise IndexIncomplete(
-            f"{writer.path}.partial was begun by one process",
-            fix="go on without --workers and --engine, or discard it with --overwrite",
-        )
-    if not numbered:
-        _check_ids(parts, writer.path.parent)
-    _check_space(writer.path, parts, n_chunks, d)
-    copy = _Copy(writer, parts, numbered=numbered)
-    exact = all(_holds_documents(part) for part in parts)
-    digest = bytes.fromhex(state["digest"])
-    total = sum(sum(_bytes(part).values()) for part in parts[state["parts"] :])
-    with output.progress("merging", total / 1e6, unit="MB") as ticker:
-        for number, part in enumerate(parts[state["parts"] :], state["parts"]):
-            if exact and number > 0:
-                digest = copy.chain(part, digest)
-            for done in copy.append(part):
-                ticker.advance(done / 1e6)
-            writer.commit({"parts": number + 1, "digest": digest.hex()})
-    append_design(writer, n_chunks, n_subsets=k, degree=d, seed=parts[0].seed)
-    if not exact:
-        digest = merged_digest([part.attributes["fingerprints"]["corpus"] for part in parts])
-    attributes = {
-        "seed": parts[0].seed,
-        "n_subsets": k,
-        "degree": d,
-        "design": parts[0].attributes["design"],
-        "block_size": parts[0].attributes["block_size"],
-        "counts": _counts(parts),
-        "created_by": f"stride {__version__}",
-    }
-    return Merged(attributes, digest.hex(), exact)
-
-
-class _Copy:
-    """Appends parts to an index that is being written."""
-
-    def __init__(self, writer: IndexWriter, parts: Sequence[Index], *, numbered: bool) -> None:
-        self._writer = writer
-        self._numbered = numbered
-        # in one build masks are there from the first chunk on, where any chunk needs one
-        self._masked = any(part.has("corpus/loss_mask") for part in parts)
-        self._texts = parts[0].has("corpus/text_bytes")
-
-    @property
-    def _documents(self) -> int:
-        return max(0, self._writer.length("corpus/document_offsets") - 1)
-
-    def append(self, part: Index) -> Iterator[int]:
-        """Append a part; yields the bytes that were copied."""
-        write, length = self._writer.append, self._writer.length
-        tokens, chunks, documents = length("corpus/tokens"), length("corpus/chunk_document"), self._documents
-        if self._masked:
-            yield from self._append_masks(part)
-        if self._numbered:
-            yield from self._append_numbers(part.n_documents)
-        else:
-            yield from self._append_strings(part, "corpus/document_id")
-        if self._texts:
-            yield from self._append_strings(part, "corpus/text")
-        yield from self._append_offsets(part, "corpus/chunk_offsets", tokens)
-        yield from self._append_offsets(part, "corpus/document_offsets", chunks)
-        for name, more in (("chunk_document", documents), ("loss_start", 0), ("tokens", 0)):
-            for block in _blocks(part, f"corpus/{name}"):
-                write(f"corpus/{name}", block + block.dtype.type(more) if more else block)
-                yield block.nbytes
-
-    def chain(self, part: Index, digest: bytes) -> bytes:
-        """The fingerprint of what was there, and of a part of plain texts behind it."""
-        first = self._documents
-        for document in range(part.n_documents):
-            name = str(first + document) if self._numbered else part.document_id(document)
-            text = part.document_text(document)
-            digest = Document(id=name, text=text, source="", line=0).digest(digest)
-        return digest
-
-    def _append_offsets(self, part: Index, name: str, start: int) -> Iterator[int]:
-        if not self._writer.length(name):
-            self._writer.append(name, np.zeros(1, np.int64))
-        array = part.array(name)
-        for first, stop in ranges(len(array), 1):
-            block = np.asarray(array[first:stop]) + start
-            self._writer.append(name, block)
-            yield block.nbytes
-
-    def _append_strings(self, part: Index, name: str) -> Iterator[int]:
-        start = self._writer.length(f"{name}_bytes")
-        yield from self._append_offsets(part, f"{name}_offsets", start)
-        self._writer.append(f"{name}_bytes", np.zeros(0, np.uint8))
-        for block in _blocks(part, f"{name}_bytes"):
-            self._writer.append(f"{name}_bytes", block)
-            yield block.nbytes
-
-    def _append_numbers(self, count: int) -> Iterator[int]:
-        first = self._documents
-        for low, high in ranges(count):
-            self._writer.append_strings("corpus/document_id", [str(first + n) for n in range(low, high)])
-            yield 8 * (high - low)
-
-    def _append_masks(self, part: Index) -> Iterator[int]:
-        if part.has("corpus/loss_mask"):
-            for block in _blocks(part, "corpus/loss_mask"):
-                self._writer.append("corpus/loss_mask", block)
-                yield block.nbytes
-            return
-        offsets, starts = part.array("corpus/chunk_offsets"), part.array("corpus/loss_start")
-        for low, high in ranges(part.n_chunks, width=part.attributes["block_size"]):
-            lengths = np.diff(np.asarray(offsets[low : high + 1]))
-            masks = suffix_masks(lengths, np.asarray(starts[low:high]).astype(np.int64))
-            self._writer.append("corpus/loss_mask", masks)
-
-
-def _blocks(part: Index, name: str) -> Iterator[np.ndarray]:
-    array = part.array(name)
-    for first, stop in ranges(len(array)):
-        yield np.asarray(array[first:stop])
-
-
-def _check_ids(parts: Sequence[Index], scratch: Path) -> None:
-    """CorpusError where a document of two parts has one id."""
+def _check_ids(parts: Sequence[_Part], scratch: Path) -> None:
+    """CorpusError where two parts have a document of one id."""
     seen = SeenIds(directory=scratch if scratch.is_dir() else None)
-    total = sum(part.n_documents for part in parts)
+    total = sum(part.index.n_documents for part in parts)
     with output.progress("comparing ids", total, unit="documents") as ticker:
         for part in parts:
-            called = _called(part)
-            for document in range(part.n_documents):
-                name = part.document_id(document)
-                if (before := seen.take(name, called, document)) is not None:
+            for document in range(part.index.n_documents):
+                name = part.index.document_id(document)
+                if (before := seen.take(name, str(part), document)) is not None:
                     where, _, number = before.rpartition(":")
-                    raise SharedId(
-                        f"{called}: expected ids that differ, found id {name[:80]!r} of document {document} "
+                    raise CorpusError(
+                        f"{part}: expected ids that differ, found id {name[:80]!r} of document {document} "
                         f"again, first as document {number} of {where}",
                         fix="give each document its own id, or build the parts with --number-ids",
                     )
-            ticker.advance(part.n_documents)
+            ticker.advance(part.index.n_documents)
 
 
-def _called(part: Index) -> str:
-    """A part, and what it was built from."""
-    sources = _sources(part)
-    named = ", ".join(os.path.relpath(each) if Path(each).is_absolute() else each for each in sources[:3])
-    found = range_of(part)
-    of = f"{named}{', …' if len(sources) > 3 else ''}"
-    return f"{part.path} (of {of}{f', range {found}' if found is not None else ''})"
-
-
-def _bytes(part: Index) -> dict[str, int]:
-    """What is copied of a part, by array."""
-    return {
-        name: int(np.prod(part.shape(name))) * part.array(name).dtype.itemsize
-        for name in part.names("corpus")
-    }
-
-
-def _check_space(path: Path, parts: Sequence[Index], n_chunks: int, degree: int) -> None:
-    """StorageFull where the disk cannot hold the merged index."""
-    copied = sum(sum(_bytes(part).values()) for part in parts)
-    if any(part.has("corpus/loss_mask") for part in parts):
-        copied += sum(part.n_tokens for part in parts if not part.has("corpus/loss_mask"))
+def _check_space(path: Path, parts: Sequence[_Part], n_chunks: int, degree: int) -> None:
+    copied = sum(part.n_bytes for part in parts)
+    if any(part.index.has("corpus/loss_mask") for part in parts):
+        copied += sum(part.index.n_tokens for part in parts if not part.index.has("corpus/loss_mask"))
     # columns; members of the subsets, and as much again while they are sorted
     design = n_chunks * degree * (2 + 2 * (4 if n_chunks <= 1 << 32 else 8))
     partial = path.with_name(path.name + ".partial") / "data"
@@ -357,81 +265,72 @@ def _check_space(path: Path, parts: Sequence[Index], n_chunks: int, degree: int)
     require_space(path.parent, max(0, copied + design - there), what=f"merging into {path}")
 
 
-def _counts(parts: Sequence[Index]) -> dict[str, int]:
-    counts = [part.attributes.get("counts") or {} for part in parts]
-    # of what one part did not count nobody knows how many
-    known = [name for name in _COUNTED if all(name in each for each in counts)]
-    return {name: sum(each[name] for each in counts) for name in known}
+def _chained(writer: IndexWriter, part: _Part, digest: str, *, numbered: bool) -> str:
+    """Chain the documents of a part to the digest of what is written."""
+    chain, first = bytes.fromhex(digest), writer.length("corpus/document_offsets") - 1
+    for document in range(part.index.n_documents):
+        name = str(first + document) if numbered else part.index.document_id(document)
+        chain = Document(id=name, text=part.index.document_text(document)).digest(chain)
+    return chain.hex()
 
 
-def _holds_documents(part: Index) -> bool:
-    """Whether its documents are known as they were read: they are texts, all of them, and kept."""
-    counts = part.attributes.get("counts") or {}
-    merged_exactly = _config(part).get("merged_exactly", True)
-    return part.has("corpus/text_bytes") and counts.get("conversations") == 0 and merged_exactly
+def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> Iterator[int]:
+    """Append the corpus arrays of a part; yields the bytes that were copied.
+
+    Numbers of documents, chunks and tokens are shifted by how many there are. Masks are there from the first
+    chunk on where any part has some, as in one build. Ids that are numbers are written anew.
+    """
+    n_documents = max(0, writer.length("corpus/document_offsets") - 1)
+    shifts = {
+        "corpus/chunk_document": n_documents,
+        "corpus/chunk_offsets": writer.length("corpus/tokens"),
+        "corpus/document_offsets": writer.length("corpus/chunk_document"),
+        "corpus/document_id_offsets": writer.length("corpus/document_id_bytes"),
+        "corpus/text_offsets": writer.length("corpus/text_bytes"),
+    }
+    for name in part.names("corpus"):
+        if numbered and name.startswith("corpus/document_id_"):
+            continue
+        array = part.array(name)
+        begun = (
+            name.endswith("_offsets") and writer.length(name) > 0
+        )  # each begins with a 0, of which one counts
+        for first, last in ranges(len(array), int(begun)):
+            block = np.asarray(array[first:last])
+            writer.append(name, block + block.dtype.type(shifts.get(name, 0)))
+            yield block.nbytes
+        if not len(array):
+            writer.append(name, np.zeros(0, array.dtype))
+    if numbered:
+        for first, last in ranges(part.n_documents):
+            ids = [str(n_documents + number) for number in range(first, last)]
+            writer.append_strings("corpus/document_id", ids)
+    if masked and not part.has("corpus/loss_mask"):
+        offsets, starts = part.array("corpus/chunk_offsets"), part.array("corpus/loss_start")
+        for first, last in ranges(part.n_chunks, width=part.attributes["block_size"]):
+            lengths = np.diff(np.asarray(offsets[first : last + 1]))
+            writer.append("corpus/loss_mask", suffix_masks(lengths, np.asarray(starts[first:last])))
 
 
-def _numbered(part: Index) -> bool:
-    """Whether its documents' ids are their numbers, because no ids were read."""
-    config = _config(part)
-    entries = [config, *config.get("merged", []), *config.get("appended", [])]
-    return all((entry.get("reading") or {}).get("number_ids") is True for entry in entries)
+def _counts(parts: Sequence[_Part]) -> dict[str, int]:
+    """Sum the counts that all parts have; older releases counted less."""
+    known = [name for name in _COUNTED if all(name in part.counts for part in parts)]
+    return {name: sum(part.counts[name] for part in parts) for name in known}
 
 
-def _design(part: Index) -> DesignOptions:
-    """K and d as they were asked for."""
-    config = _config(part)
-    return DesignOptions(
-        n_subsets=config.get("n_subsets", part.n_subsets), degree=config.get("degree", part.degree)
-    )
-
-
-def range_of(part: Index) -> Range | None:
-    """The range of a corpus that an index is of."""
-    written = _config(part).get("range")
-    return None if written is None else Range.parse(written)
-
-
-def _config(part: Index) -> Mapping[str, Any]:
-    return part.attributes.get("config") or {}
-
-
-def _sources(part: Index) -> list[str]:
-    """What it was built from, as seen from here."""
-    config = _config(part)
-    entries = [config, *config.get("appended", [])]
-    return [
-        (recorded_places(source, part.path) or [source])[0]
-        for entry in entries
-        for source in entry.get("sources", [])
-    ]
-
-
-def _seen_from(place: Path, recorded: str, index: Location) -> str:
-    """What an index has recorded, as one at another place records it."""
-    places = recorded_places(recorded, index)
-    return recorded_path(places[0], place) if places and recorded.startswith(os.curdir) else recorded
-
-
-def _merged_config(parts: Sequence[Index], place: Path, *, exact: bool) -> dict[str, Any]:
-    """What the merged index records of how it was made: what one build of the joined corpora would have,
-    and what its parts were."""
-    config = {key: value for key, value in _config(parts[0]).items() if key not in ("appended", "range")}
+def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[str, Any]:
+    """What one build of the joined corpora would record, and what the parts were."""
+    config = {key: value for key, value in parts[0].config.items() if key not in ("appended", "range")}
     sources: list[str] = []
     merged: list[dict[str, Any]] = []
     first_document = 0
     for part in parts:
-        own = _config(part)
-        seen = [
-            _seen_from(place, source, part.path)
-            for entry in (own, *own.get("appended", []))
-            for source in entry.get("sources", [])
-        ]
-        found = range_of(part)
-        if found is None or found.number == 1:
+        recorded = [source for entry in part.entries for source in entry.get("sources", [])]
+        seen = [part.seen_from(place, source) for source in recorded]
+        if part.range is None or part.range.number == 1:
             sources += seen
-        entry = {"sources": seen, "reading": own.get("reading"), "first_document": first_document}
-        entry |= {"corpus": part.attributes["fingerprints"]["corpus"]}
-        merged.append(entry if found is None else entry | {"range": str(found)})
-        first_document += part.n_documents
+        entry = {"sources": seen, "reading": part.config.get("reading"), "first_document": first_document}
+        entry |= {"corpus": part.corpus}
+        merged.append(entry if part.range is None else entry | {"range": str(part.range)})
+        first_document += part.index.n_documents
     return {**config, "sources": sources, "merged": merged, "merged_exactly": exact}

@@ -63,7 +63,7 @@ class BuildOptions(DesignOptions):
         tokens)
     range : which part of the corpus (`corpus.ranges.Range`), for `stride index merge`; its design, which the
         merge draws anew for all chunks, has no more subsets than the part has chunks
-    workers, engine : who builds it (`corpus.apart.build_apart`); the index is the same
+    workers, engine : who tokenises; the index is the same
     overwrite : replace an index, and discard an unfinished build of another corpus or other settings
     commit_seconds : work between two commits: what a kill can cost (more where committing takes over 5 % of
         that); 0: after every batch
@@ -80,7 +80,7 @@ class BuildOptions(DesignOptions):
     )
     workers: int | None = option(
         None,
-        "Build ranges of the corpus in N processes; default: in this one.",
+        "Tokenise in N processes; default: in the threads of this one.",
         metavar="N",
         low=1,
         panel=MORE,
@@ -95,16 +95,6 @@ class BuildOptions(DesignOptions):
         super().__post_init__()
         if self.range is not None:
             Range.parse(self.range)
-            if self.in_ranges:
-                raise UsageError(
-                    f"--range {self.range} is a part, and --workers or --engine would divide it again",
-                    fix="leave them out: the tokenizer uses all cores by itself; or give more ranges",
-                )
-
-    @property
-    def in_ranges(self) -> bool:
-        """Whether other processes are to build it, range by range."""
-        return self.engine != "local" or (self.workers or 1) > 1
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,7 @@ def build_index(
         settings_fingerprint=settings_fingerprint(model_path),
         most_subsets=most_subsets(model_path),
     )
-    if not options.in_ranges:
-        return build.build_index(sources, model, out, options, reading or ReadOptions())
-    from stride_cli.corpus.apart import build_apart
-
-    return build_apart(sources, model, out, options, reading or ReadOptions())
+    return build.build_index(sources, model, out, options, reading or ReadOptions())
 
 
 def build_index_of_run(

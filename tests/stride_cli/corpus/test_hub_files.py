@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.corpus.build import IndexedModel, _recorded, build_index
+from stride_cli.corpus.build import IndexedModel, _recorded_sources, build_index
 from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.readers import ReadOptions, read_documents
@@ -145,7 +145,7 @@ def test_an_index_records_the_commit_and_a_build_goes_on(hub: Hub, tokenizer, tm
     assert pinned(f"{source}@{first}") == f"{source}@{first}"
     again = build_index([f"{source}@{whole}"], model, tmp_path / "again.stride", options)
     assert again.attributes["fingerprints"] == index.attributes["fingerprints"]
-    assert _recorded(["-", source], out) == ["-", source]
+    assert _recorded_sources(["-", source], out) == ["-", source]
 
 
 def test_without_the_client_the_extra_is_named(hub: Hub, facts: str, monkeypatch) -> None:
