@@ -1,9 +1,8 @@
-"""`StrideCallback`: a training by transformers' `Trainer`, or TRL's, recorded so that an index can be built.
+"""`StrideCallback`: record a training by transformers' `Trainer`, or TRL's, so that an index can be built.
 
-What is written is what `stride model train` writes: a directory that is the model, with its recipe, its loss
-curve and checkpoints of the same kind; beside these the training set as a corpus, the order in which its
-examples were drawn, and the moments of Adam. The loop stays its owner's: the recipe describes it, and is not
-one that `stride evaluate` repeats.
+It writes what `stride model train` writes: a directory that is the model, with its recipe, its loss curve
+and checkpoints. Beside these stand the training set as a corpus and the order in which its examples
+were drawn. The recipe describes the loop of the `Trainer`; `stride evaluate` does not repeat it.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from index_format.durable import make_directory, replace_file, sync_directory
+from index_format.durable import make_directory, replace_file
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import RECORDED, Recipe, versions
@@ -37,7 +35,6 @@ _ORDER_RULE = (
     "order/epoch-NNN.npy: the examples of each pass, by number (int64), in the order they were drawn"
 )
 _BLOCK_SIZE = 512
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _unfinished: dict[Path, RunDirectory] = {}  # of this process; a notebook trains again after Ctrl-C
 
 
@@ -49,15 +46,12 @@ class StrideCallback(TrainerCallback):
     out : str or Path
         A directory that appears, whole, when the training ends (until then OUT.partial): the model and its
         tokenizer, ``corpus.jsonl``, ``stride_recipe.json``, ``stride_run.json``, ``training_log.jsonl``,
-        ``order/epoch-NNN.npy``, ``moments/step-NNNNNN.safetensors``, ``checkpoints/step-NNNNNN``.
+        ``order/epoch-NNN.npy``, ``checkpoints/step-NNNNNN``.
     dataset : sequence of mappings, optional
         The training set with its texts, row i being the trainer's example i; default: what the trainer has,
         whose examples are decoded where only tokens are left.
     checkpoints : int
-        Kept on the way, at even distances: `stride train --checkpoints` measures with them too.
-    moments : bool
-        Keep Adam's first and second moments (twice the trained weights' bytes), at the end and with each
-        checkpoint.
+        Models kept along the way, evenly spaced: `stride train --checkpoints` measures with them too.
     overwrite : bool
         Replace the model at `out`, and discard an unfinished recording of another training.
 
@@ -70,29 +64,20 @@ class StrideCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        out: str | Path,
-        dataset: Any = None,
-        *,
-        checkpoints: int = 0,
-        moments: bool = True,
-        overwrite: bool = False,
+        self, out: str | Path, dataset: Any = None, *, checkpoints: int = 0, overwrite: bool = False
     ) -> None:
         if checkpoints < 0:
             raise UsageError(f"checkpoints is {checkpoints} (expected 0 or more)", fix="checkpoints=3")
         self._out, self._dataset = Path(out), dataset
-        self._checkpoints, self._moments, self._overwrite = checkpoints, moments, overwrite
+        self._checkpoints, self._overwrite = checkpoints, overwrite
         refuse_existing(self._out, overwrite=overwrite)
         self._run: RunDirectory | None = None
         self._marks: set[int] = set()
         self._order: RecordedOrder | None = None
         self._log: list[dict[str, Any]] = []
 
-    # ---- what the trainer calls ----
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Write the corpus and the recipe; refuse what cannot be recorded before the first step."""
         if not state.is_world_process_zero:
             return
         model, tokenizer = given["model"], given.get("processing_class")
@@ -101,6 +86,7 @@ class StrideCallback(TrainerCallback):
         loader = given["train_dataloader"]
         self._order = RecordedOrder.of(loader)
         examples = _examples(self._dataset, loader)
+        # the run directory is named by the corpus, which is not read before it is written
         staged = self._out.with_name(self._out.name + f".{CORPUS}")
         make_directory(staged.parent)
         corpus = write_corpus(examples, tokenizer, staged)
@@ -115,32 +101,27 @@ class StrideCallback(TrainerCallback):
             raise
         staged.replace(run.model / CORPUS)
         run.save_recipe(recipe)
+        told = json.dumps(_arguments(args, corpus), indent=1, default=str)
+        replace_file(run.model / RUN, told.encode())
         self._run, self._log = run, []
         _unfinished[self._out.absolute()] = run
-        parts = self._checkpoints + 1
-        self._marks = {round(state.max_steps * part / parts) for part in range(1, parts)} - {0}
-        self._record_arguments(args, corpus)
+        self._marks = run.marks(state.max_steps, self._checkpoints)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Note which pass begins."""
         if self._run is not None and self._order is not None:
             self._order.epoch = math.floor((state.epoch or 0) + 1e-6)
-            self._save_order()
+            self._save_order(self._run)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        if self._run is None or state.global_step not in self._marks:
-            return
-        directory = self._run.model / "checkpoints" / f"step-{state.global_step:06d}"
-        shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
-        self._save_model(given, directory)
-        self._save_moments(state.global_step, given)
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Keep a checkpoint where one is due."""
+        if self._run is not None and state.global_step in self._marks:
+            directory = self._run.checkpoint(state.global_step)
+            shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
+            _save_whole(given, directory)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Add a point to the loss curve."""
         logs = given.get("logs") or {}
         if self._run is not None and "loss" in logs:
             self._log.append(
@@ -153,56 +134,30 @@ class StrideCallback(TrainerCallback):
                 }
             )
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        self._save_order()
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Write the order so far: the training may go on from here after a kill."""
+        if self._run is not None:
+            self._save_order(self._run)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Write the model, and let the directory appear."""
         if self._run is None:
             return
-        run = self._run
+        run, self._run = self._run, None
         recipe = run.load_recipe()
         assert recipe is not None
         run.save_recipe(replace(recipe, steps=state.global_step, epochs=float(state.epoch or recipe.epochs)))
-        self._save_order()
-        self._save_moments(state.global_step, given)
-        self._save_model(given, run.model)
+        self._save_order(run)
+        _save_whole(given, run.model)
         run.save_log(self._log)
         run.publish()
         _unfinished.pop(self._out.absolute(), None)
-        self._run = None
         note(f"recorded the training in {self._out}; next: stride index build --from-run {self._out}")
 
-    # ---- what is written ----
-
-    def _save_model(self, given: dict[str, Any], directory: Path) -> None:
-        model, weights = whole_model(given["model"])
-        save_model(model, given["processing_class"], directory, weights)
-
-    def _record_arguments(self, args: TrainingArguments, corpus: Recorded) -> None:
-        """What decides the weights beside the recipe, in the trainer's own words; no token is among it."""
-        assert self._run is not None
-        told = {
-            name: value
-            for name, value in args.to_sanitized_dict().items()
-            if "token" not in name and not name.endswith(("_dir", "_url"))
-        }
-        record = {
-            "run_version": 1,
-            "by": "transformers.Trainer",
-            "documents": corpus.documents,
-            "examples_per_step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            "arguments": told,
-        }
-        replace_file(self._run.model / RUN, json.dumps(record, indent=1, default=str).encode())
-
-    def _save_order(self) -> None:
-        if self._run is None or self._order is None:
+    def _save_order(self, run: RunDirectory) -> None:
+        if self._order is None:
             return
-        folder = self._run.model / "order"
+        folder = run.model / "order"
         make_directory(folder)
         for epoch in [epoch for epoch in self._order.drawn if epoch <= self._order.epoch]:
             data = io.BytesIO()
@@ -211,37 +166,34 @@ class StrideCallback(TrainerCallback):
             if epoch < self._order.epoch:  # it is over
                 del self._order.drawn[epoch]
 
-    def _save_moments(self, step: int, given: dict[str, Any]) -> None:
-        from safetensors.torch import save_file
 
-        if not self._moments or self._run is None:
-            return
-        found = adam_moments(given["model"], given.get("optimizer"))
-        if not found:
-            return
-        folder = self._run.model / "moments"
-        make_directory(folder)
-        file = folder / f"step-{step:06d}.safetensors"
-        save_file(found, file.with_suffix(".new"), metadata={"step": str(step)})
-        file.with_suffix(".new").replace(file)
-        sync_directory(folder)
+def _save_whole(given: dict[str, Any], directory: Path) -> None:
+    model, weights = whole_model(given["model"])
+    save_model(model, given["processing_class"], directory, weights)
 
 
-def adam_moments(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
-    """Adam's moments as NAME.exp_avg and NAME.exp_avg_sq of every parameter that it has stepped, on the CPU;
-    empty where the optimizer has none under these names."""
-    states = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
-    found = {}
-    for name, parameter in model.named_parameters():
-        state = states.get(parameter, {})
-        for key in _MOMENTS:
-            if isinstance(state.get(key), torch.Tensor):
-                found[f"{name}.{key}"] = state[key].detach().cpu().contiguous()
-    return found
+def _arguments(args: TrainingArguments, corpus: Recorded) -> dict[str, Any]:
+    """Return what decides the weights beside the recipe, in the trainer's words; no access token is in it."""
+    told = {
+        name: value
+        for name, value in args.to_sanitized_dict().items()
+        if "token" not in name and not name.endswith(("_dir", "_url"))
+    }
+    return {
+        "run_version": 1,
+        "by": "transformers.Trainer",
+        "documents": corpus.documents,
+        "examples_per_step": _examples_per_step(args),
+        "arguments": told,
+    }
+
+
+def _examples_per_step(args: TrainingArguments) -> int:
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
 def _refuse_unknown(args: TrainingArguments, tokenizer: Any) -> None:
-    """UsageError where what the trainer does cannot be recorded."""
+    """Refuse a training that cannot be recorded."""
     if tokenizer is None or not hasattr(tokenizer, "decode"):
         raise UsageError(
             "the trainer has no tokenizer, and an index is made with it",
@@ -255,7 +207,7 @@ def _refuse_unknown(args: TrainingArguments, tokenizer: Any) -> None:
 
 
 def _examples(dataset: Any, loader: Any) -> Any:
-    """The training set: as it was given, or as the loader has it."""
+    """Return the training set as it was given, or as the loader has it."""
     trained: Any = getattr(loader, "dataset", None)
     if not hasattr(trained, "__getitem__") or not hasattr(trained, "__len__"):
         raise UsageError(
@@ -275,10 +227,9 @@ def _examples(dataset: Any, loader: Any) -> Any:
 def _recipe(
     args: TrainingArguments, state: TrainerState, model: Any, tokenizer: Any, corpus: Recorded
 ) -> Recipe:
-    """How the model is trained, in a recipe's words."""
+    """Describe the training as a recipe."""
     base = str(getattr(model, "name_or_path", "") or "")
     block_size = min(_BLOCK_SIZE, context_length(model))
-    together = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     steps = max(1, state.max_steps)
     return Recipe(
         kind=RECORDED,
@@ -287,7 +238,7 @@ def _recipe(
         block_size=block_size,
         epochs=float(args.num_train_epochs if args.max_steps <= 0 else state.num_train_epochs),
         steps=steps,
-        batch_tokens=together * block_size,
+        batch_tokens=_examples_per_step(args) * block_size,
         optimizer=str(getattr(args.optim, "value", args.optim)),
         lr=0.0,
         adam_lr=float(args.learning_rate),
@@ -307,7 +258,7 @@ def _recipe(
 
 
 def _base_fingerprint(base: str) -> str | None:
-    """Of the checkpoint that training began from; None where there is none, or it is not on this machine."""
+    """Fingerprint the checkpoint that training began from; None: there is none, or it is elsewhere."""
     if not base:
         return None
     try:

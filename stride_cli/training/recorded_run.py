@@ -72,11 +72,9 @@ def run_recipe(
     """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
     publish it with `tokenizer` (see `save_model`)."""
     model = model.to(device)
-    # evenly spaced; the last of `checkpoints` + 1 equal parts ends with the model itself
-    steps = {round(recipe.steps * part / (checkpoints + 1)) for part in range(1, checkpoints + 1)} - {0}
 
     def save_checkpoint(step: int) -> None:
-        directory = run.model / "checkpoints" / f"step-{step:06d}"
+        directory = run.checkpoint(step)
         shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
         save_model(model, tokenizer, directory, merged_weights(model))
 
@@ -87,7 +85,7 @@ def run_recipe(
             recipe,
             state_path=run.state,
             save_seconds=save_seconds,
-            marks=Marks(steps, save_checkpoint),
+            marks=Marks(run.marks(recipe.steps, checkpoints), save_checkpoint),
             ticker=ticker,
         )
     loss = mean_loss(model, chunks, recipe)

@@ -107,6 +107,16 @@ class RunDirectory:
                 f"{file} cannot be read: {error}", fix="start afresh with --overwrite"
             ) from error
 
+    @staticmethod
+    def marks(steps: int, checkpoints: int) -> set[int]:
+        """Space checkpoints evenly: the last of `checkpoints` + 1 equal parts ends with the model itself."""
+        parts = checkpoints + 1
+        return {round(steps * part / parts) for part in range(1, parts)} - {0}
+
+    def checkpoint(self, step: int) -> Path:
+        """Name the directory of a checkpoint."""
+        return self.model / "checkpoints" / f"step-{step:06d}"
+
     def clear(self) -> None:
         """Remove what a kill may have left of the finished model: all but the recipe and the checkpoints."""
         for entry in self.model.iterdir():

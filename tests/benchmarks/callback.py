@@ -1,7 +1,7 @@
 """What `StrideCallback` adds to a training by transformers' Trainer: the same with it and without, in turn.
 
 A Llama of random weights learns the demo's corpus. Processor seconds (user and system): of a step, between
-the first and the last, checkpoints and moments among them; and of the whole training, with what is written
+the first and the last, checkpoints among them; and of the whole training, with what is written
 before and after it. Minima over repeats, and their ratios; and, where other load makes even these uncertain,
 what was spent within the callback, as a share of the rest.
 """

@@ -46,14 +46,3 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if side_by_side.each(str, range(3)) == ["0", "1", "2"] else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_something_larger_may_ask_for_pieces_itself() -> None:
-    threads = {side_by_side.beside(threading.get_ident).result() for _ in range(3)}
-    assert len(threads) == 1 and threading.get_ident() not in threads
-    # more pieces than any machine has threads for them
-    assert side_by_side.beside(side_by_side.each, str, range(300)).result(30) == list(map(str, range(300)))
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if side_by_side.beside(str, 7).result(30) == "7" else 1)
-    assert os.waitpid(child, 0)[1] == 0

@@ -84,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, documents, tokenizer) -> tuple
 def test_a_training_is_recorded_whole(run, documents) -> None:
     out, trainer = run
     assert {path.name for path in out.iterdir()} >= {
-        "corpus.jsonl", "stride_recipe.json", "stride_run.json", "training_log.jsonl", "order", "moments",
+        "corpus.jsonl", "stride_recipe.json", "stride_run.json", "training_log.jsonl", "order",
         "checkpoints", "config.json", "tokenizer.json",
     }  # fmt: skip
     assert [path.name for path in out.parent.iterdir() if path.name.startswith("run")] == ["run"]
@@ -113,20 +113,6 @@ def test_the_order_is_that_in_which_examples_came(run, documents) -> None:
     assert first.tolist() != sorted(first)
     drawn = [*first.tolist(), *second.tolist()]
     assert drawn[: len(trainer.rows)] == trainer.rows and len(trainer.rows) >= 38
-
-
-@trains
-def test_adams_moments_are_kept(run) -> None:
-    from safetensors import safe_open
-
-    out, trainer = run
-    with safe_open(out / "moments" / f"step-{STEPS:06d}.safetensors", framework="pt") as file:
-        assert file.metadata() == {"step": str(STEPS)}
-        name, parameter = next(iter(trainer.model.named_parameters()))
-        state = trainer.optimizer.state[parameter]
-        assert torch.equal(file.get_tensor(f"{name}.exp_avg_sq"), state["exp_avg_sq"])
-        assert len(file.keys()) == 2 * len(list(trainer.model.parameters()))
-    assert (out / "moments" / "step-000005.safetensors").is_file()
 
 
 @trains
