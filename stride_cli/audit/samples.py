@@ -11,7 +11,7 @@ import numpy as np
 
 from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
 from stride_cli.corpus.documents import Document
-from stride_cli.corpus.streams import ReadLog
+from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:

@@ -201,7 +201,7 @@ def beside(corpus: str, suffix: str) -> Path:
 
 def _no_model(corpus: str) -> UsageError:
     """Where no model is named: which one is to be asked is the user's to say, as the answer is about it."""
-    from stride_cli.corpus.streams import find_sources, total_bytes
+    from stride_cli.corpus.sources import find_sources, total_bytes
 
     size = total_bytes(find_sources([corpus])) or 0
     return UsageError(

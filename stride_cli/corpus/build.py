@@ -36,7 +36,7 @@ from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
 from stride_cli.corpus.ranges import Range
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
-from stride_cli.corpus.streams import ReadLog, find_sources
+from stride_cli.corpus.sources import ReadLog, find_sources
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import is_hub_address
 from stride_cli.parallel import Workers

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from stride_cli.errors import UsageError
 
-_WRITTEN = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a range has of one file: what begins in bytes low … high-1 of `size` (0: a file is as if of 1).
+    """The part of one file in a range: what begins in bytes low … high-1 of `size` (0: as if it were 1).
 
     Lines of a compressed file and rows of a table lie in it as if each took as much of it as the next.
     """
@@ -27,12 +25,8 @@ class Share:
     size: int
 
     def of(self, length: int) -> tuple[int, int]:
-        """Those of 0 … length-1 (bytes as decompressed, or rows) that are in it: first, stop."""
+        """Return first and stop of those of 0 … length-1 (bytes as decompressed, or rows) that are in it."""
         return -(-self.low * length // self.size), -(-self.high * length // self.size)
-
-    @property
-    def whole(self) -> bool:
-        return self.low == 0 and self.high == self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +38,8 @@ class Range:
 
     @classmethod
     def parse(cls, written: str) -> Range:
-        """Of "2/8"; UsageError where it is none."""
-        found = _WRITTEN.fullmatch(written)
+        """Read a range such as "2/8"; UsageError where it is none."""
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", written)
         made = cls(int(found[1]), int(found[2])) if found else None
         if made is None or not 1 <= made.number <= made.count:
             raise UsageError(
@@ -59,7 +53,7 @@ class Range:
         return f"{self.number}/{self.count}"
 
     def shares(self, sizes: Sequence[int]) -> list[Share | None]:
-        """What it has of each file; None: nothing."""
+        """Return what it has of each file; None: nothing."""
         lengths = [max(1, size) for size in sizes]
         total = sum(lengths)
         first, stop = (total * place // self.count for place in (self.number - 1, self.number))

@@ -24,16 +24,8 @@ from stride_cli.corpus.documents import (
     too_long,
     too_many_messages,
 )
-from stride_cli.corpus.ranges import Share
-from stride_cli.corpus.streams import (
-    DamagedStream,
-    ReadLog,
-    Source,
-    refuse_change,
-    refuse_expansion,
-    unreadable,
-    version_of,
-)
+from stride_cli.corpus.sources import ReadLog, Source, unreadable
+from stride_cli.corpus.streams import DamagedStream, refuse_change, refuse_expansion, version_of
 from stride_cli.errors import CorpusError, first_line, require_extra
 
 _ROWS = 256  # at most, of a batch
@@ -56,10 +48,8 @@ class _Table:
     batches: Callable[[Sequence[str], int, int], Iterator[tuple[int, Any]]]
 
 
-def read_table(
-    source: Source, parser: DocumentParser, log: ReadLog, share: Share | None = None
-) -> Iterator[Document]:
-    """Yield the documents of a Parquet or Arrow file, or of a share of its rows; a row counts as a line.
+def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
+    """Yield the documents of a Parquet or Arrow file, or of its share of the rows; a row counts as a line.
 
     Raises:
         CorpusError: The file is damaged, changes meanwhile, or expands to far more than it has; a row is no
@@ -87,8 +77,8 @@ def read_table(
         with _damage(source, row):
             table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
             names = _wanted(table.columns, parser.fields.names(), source.name)
-        first, stop = (0, table.n_rows) if share is None else share.of(table.n_rows)
-        log.enter(lambda: size * row // max(1, table.n_rows))
+        first, stop = (0, table.n_rows) if source.share is None else source.share.of(table.n_rows)
+        log.enter(source, lambda: size * row // max(1, table.n_rows))
         try:
             batches = table.batches(names, first, stop)
             given = 0

@@ -19,7 +19,7 @@ import zstandard
 
 from stride_cli.corpus import tables as corpus_tables
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
-from stride_cli.corpus.streams import ReadLog
+from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import StrideError
 from tests.fuzz import allowed, trying
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stride_cli.corpus import streams
 from stride_cli.corpus.readers import Document, Fields, ReadOptions, read_documents
-from stride_cli.corpus.streams import ReadLog
+from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -13,16 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.corpus.streams import (
-    DamagedStream,
-    ReadLog,
-    Source,
-    find_sources,
-    open_stream,
-    read_lines,
-    refuse_foreign,
-    total_bytes,
-)
+from stride_cli.corpus.sources import ReadLog, Source, find_sources, total_bytes
+from stride_cli.corpus.streams import DamagedStream, open_stream, read_lines, refuse_foreign
 from stride_cli.errors import CorpusError
 
 zstandard = pytest.importorskip("zstandard")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stride_cli.corpus.readers import ReadOptions, read_documents
-from stride_cli.corpus.streams import ReadLog
+from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
