@@ -1,9 +1,9 @@
-"""A build in progress: TARGET.partial, its lock, its journal, its arrays, and their publication as TARGET.
+"""A build in progress: it survives kills and full disks, and appears by one rename.
 
 TARGET.partial/
   lock             held while a process builds
   journal.jsonl    header, commits, publication
-  data/            what becomes TARGET, by one rename
+  data/            becomes TARGET
   scratch/         files of the builder's own (training checkpoints); never published
   replaced/        the old TARGET, where the filesystem cannot exchange two directories
 """
@@ -22,24 +22,11 @@ import numpy as np
 
 from index_format import durable
 from index_format.confined import open_inside, refuse_strange_files
-from index_format.errors import (
-    IndexDamaged,
-    IndexExists,
-    IndexIncomplete,
-    IndexVersionError,
-)
-from index_format.journal import Journal
-from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec
-from index_format.manifest import MANIFEST, encode_manifest, read_manifest
-from index_format.metadata import (
-    MOST_AXES,
-    MOST_VALUES,
-    ZARR_JSON,
-    array_json,
-    chunk_file,
-    group_json,
-    rows_per_file,
-)
+from index_format.durable import Journal
+from index_format.errors import IndexDamaged, IndexExists, IndexIncomplete, IndexVersionError
+from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec, partial_path
+from index_format.manifest import MANIFEST, Files, encode_manifest, read_manifest
+from index_format.metadata import MOST_AXES, MOST_VALUES, ZARR_JSON, array_json, group_json
 from index_format.shards import ShardedArray, ShardWriter
 from index_format.soundness import Soundness
 
@@ -48,17 +35,20 @@ _OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "replaced"}
 
 
 class Build:
-    """What IndexWriter and GroupWriter share; see there.
+    """A build in progress; IndexWriter and GroupWriter say of what.
+
+    Use it as a context manager. After a crash, a writer with the same build key goes on from the last commit,
+    and the result is the same, bit for bit.
 
     Attributes
     ----------
-    path : Path           what is being built
+    path : Path           where the result will be
     state : dict | None   what the last commit recorded; None before the first
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Path,
         *,
         prefix: str,
         build_key: str,
@@ -67,7 +57,7 @@ class Build:
         shard_bytes: int = SHARD_BYTES,
         extends: str | None = None,
     ) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
+        self.path = path
         self.state: dict[str, Any] | None = None
         self._partial = partial_path(self.path)
         self._data = self._partial / "data"
@@ -77,15 +67,14 @@ class Build:
         self._extends = extends
         self._shard_bytes = shard_bytes
         self._arrays: dict[str, ShardWriter] = {}
-        self._journalled: dict[str, set[int]] = {}  # files whose digests the journal has
         self._usable = False
         self._committed = False
         self._resumed = False
+        self._journal: Journal | None = None
         self._refuse_foreign()
         if not self._partial.exists():
             self._check_free()
         self._lock = durable.DirectoryLock(self._partial)
-        self._journal: Journal | None = None
         try:
             self._recover()
             self._check_free()
@@ -95,7 +84,7 @@ class Build:
             self.close()
             raise
 
-    # ---- what a builder calls ----
+    # ---- for builders ----
 
     def append(self, name: str, values: np.ndarray) -> None:
         """Append rows to array `name` along axis 0; the first append (of no rows, too) creates it.
@@ -127,28 +116,38 @@ class Build:
         return self._arrays[name].length if name in self._arrays else 0
 
     def names(self) -> list[str]:
-        """The arrays begun so far."""
+        """Names of the arrays begun so far."""
         return list(self._arrays)
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start … stop-1 of what was appended so far, as a copy."""
+        """Copy rows start … stop-1 of what was appended so far."""
         return np.array(self.view(name)[start:stop])
 
     def view(self, name: str) -> np.ndarray | ShardedArray:
-        """All rows appended so far, mapped read-only; rows appended later are not in it."""
+        """Map all rows appended so far, read-only; rows appended later are not in it."""
         self._check_usable()
         if name not in self._arrays:
             raise KeyError(f"nothing was appended to {name}")
-        array = self._arrays[name]
-        return self._guarded(array.view)
+        return self._guarded(self._arrays[name].view)
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Make everything appended so far, and `state` (a JSON object), what a resume starts from.
+        """Make everything appended so far, and `state` (a JSON object), the point that a resume starts from.
 
-        Data is synced before the journal line that speaks of it is written.
+        Data is synced before the journal line that names it is written.
         """
         self._check_usable()
         self._guarded(lambda: self._commit(state))
+
+    def scratch_path(self, name: str) -> Path:
+        """Return the path of a file or directory of the builder's own, kept for a resume, never published.
+
+        The builder writes it durably, and tells from `state` which one is good.
+        """
+        if Path(name).name != name:
+            raise ValueError(f"a scratch file's name has no directories, found {name!r}")
+        self._check_usable()
+        durable.make_directory(self._partial / "scratch")
+        return self._partial / "scratch" / name
 
     def close(self) -> None:
         """Let go of the build. What is committed stays for a resume; with nothing committed nothing stays."""
@@ -156,15 +155,18 @@ class Build:
         for array in self._arrays.values():
             array.close()
         self._arrays = {}
-        if self._lock.held:
-            if (self._journal is None and not self._has_content()) or (
-                self._journal is not None and not self._committed and not self._has_scratch()
-            ):
-                self._remove()
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
-            self._lock.release()
+        if not self._lock.held:
+            return
+        if self._journal is None:
+            empty = all(entry.name == "lock" for entry in self._partial.iterdir())
+        else:
+            empty = not self._committed and not self._has_scratch()
+        if empty:
+            self._remove()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -177,53 +179,26 @@ class Build:
     ) -> None:
         self.close()
 
-    def scratch_path(self, name: str) -> Path:
-        """A file or directory of the builder's own (a training checkpoint, parts of a build): kept for a
-        resume, deleted by `publish`.
+    # ---- for subclasses ----
 
-        Writing it durably, and telling from `state` which one is good, is the builder's business.
-        """
-        if Path(name).name != name:
-            raise ValueError(f"a scratch file's name has no directories, found {name!r}")
-        self._check_usable()
-        durable.make_directory(self._partial / "scratch")
-        return self._partial / "scratch" / name
+    def _groups(self) -> tuple[str, ...]:
+        """Groups inside data/; none where data/ is one group itself."""
+        return ()
+
+    def _populate(self) -> None:
+        """Fill data/ with what an extension starts from."""
+        raise NotImplementedError
+
+    def _validate(self, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Raise ValueError when what would be published is incomplete."""
+
+    def _prepare(self) -> None:
+        """Add to data/ what is published but is not under its manifest."""
 
     # ---- beginning and resuming ----
 
-    def _check_free(self) -> None:
-        if os.path.lexists(self.path) and not self._replaces:
-            raise IndexExists(
-                f"{self.path} already exists", fix="give another path, or replace it with --overwrite"
-            )
-
-    def _recover(self) -> None:
-        """Finish, or undo, a publication that an earlier process was killed in."""
-        replaced = self._partial / "replaced"
-        if replaced.exists() and not os.path.lexists(self.path):
-            replaced.rename(self.path)
-        self._open_journal()
-        assert self._journal is not None
-        last = self._journal.entries[-1] if self._journal.entries else {}
-        if last.get("kind") == "publish" and _manifest_digest(self.path) == last["digest"]:
-            # it was published; only the clearing up is missing
-            self._remove()
-            self._lock = durable.DirectoryLock(self._partial)
-            self._open_journal()
-
-    def _open_journal(self) -> None:
-        journal = Journal(self._partial / Journal.NAME)
-        if not _plausible(journal.entries, self._prefix):
-            journal.close()
-            raise IndexDamaged(
-                f"{journal.path} is not what a build writes",
-                fix=f"delete {self._partial}, and rerun the command from the start",
-            )
-        self._journal = journal
-        # what an extension starts from is committed with state None, and can be made again
-        self._committed = any(entry.get("state") is not None for entry in self._journal.entries)
-
     def _refuse_foreign(self) -> None:
+        """Refuse a TARGET.partial that no build has made, or that holds links and devices."""
         try:
             names = {entry.name for entry in self._partial.iterdir()}
         except FileNotFoundError:
@@ -236,114 +211,118 @@ class Build:
             )
         refuse_strange_files(self._partial)
 
+    def _check_free(self) -> None:
+        if os.path.lexists(self.path) and not self._replaces:
+            raise IndexExists(
+                f"{self.path} already exists", fix="give another path, or replace it with --overwrite"
+            )
+
+    def _recover(self) -> None:
+        """Finish, or undo, a publication that an earlier process was killed in."""
+        # killed between the two renames of a filesystem that cannot exchange: the old one goes back
+        replaced = self._partial / "replaced"
+        if replaced.exists() and not os.path.lexists(self.path):
+            replaced.rename(self.path)
+        journal = self._open_journal()
+        last = journal.entries[-1] if journal.entries else {}
+        if last.get("kind") == "publish" and _manifest_digest(self.path) == last["digest"]:
+            # killed after the rename: only the clearing up is missing
+            self._remove()
+            self._lock = durable.DirectoryLock(self._partial)
+            self._open_journal()
+
+    def _open_journal(self) -> Journal:
+        journal = Journal(self._partial / Journal.NAME)
+        if not _plausible(journal.entries, self._prefix):
+            journal.close()
+            raise IndexDamaged(
+                f"{journal.path} is not what a build writes",
+                fix=f"delete {self._partial}, and rerun the command from the start",
+            )
+        self._journal = journal
+        # the starting point of an extension is committed with state None, and can be made again
+        self._committed = any(entry.get("state") is not None for entry in journal.entries)
+        return journal
+
     def _begin(self, overwrite: bool) -> None:
-        assert self._journal is not None
-        entries = self._journal.entries
-        header = entries[0] if entries else None
+        journal = self._own_journal()
+        header = journal.entries[0] if journal.entries else None
         if header is not None and header["format_version"] != FORMAT_VERSION:
             raise IndexVersionError(
                 f"{self._partial} was begun in format version {header['format_version']}, "
                 f"this release writes {FORMAT_VERSION}",
                 fix="finish it with the release that began it, or delete it",
             )
-        same = header is not None and header["build_key"] == self._key and header["extends"] == self._extends
-        self._resumed = same
-        if header is not None and not same:
+        key = {"build_key": self._key, "extends": self._extends}
+        self._resumed = header is not None and all(header[name] == value for name, value in key.items())
+        if header is not None and not self._resumed:
             if (self._committed or self._has_scratch()) and not overwrite:
                 raise IndexIncomplete(
                     f"{self._partial} is an unfinished build from other input or settings",
                     fix="resume it with the command that began it, or discard it with --overwrite",
                 )
-            self._discard()
-            header = None
-        if header is None:
-            self._journal.write(
-                {
-                    "kind": "header",
-                    "format_version": FORMAT_VERSION,
-                    "build_key": self._key,
-                    "extends": self._extends,
-                    "shard_bytes": self._shard_bytes,
-                }
-            )
+            journal = self._discard()
+        if not self._resumed:
+            sizes = {"format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes}
+            journal.write({"kind": "header", **sizes, **key})
             durable.sync_directory(self._partial)
             durable.sync_directory(self._partial.parent)
-        self._shard_bytes = self._journal.entries[0]["shard_bytes"]
+        self._shard_bytes = journal.entries[0]["shard_bytes"]
         durable.make_directory(self._data)
         self._restore()
-        if self._extends is not None and not any(
-            entry["kind"] == "commit" for entry in self._journal.entries
-        ):
+        if self._extends is not None and all(entry["kind"] != "commit" for entry in journal.entries):
             self._populate()
             self._commit(None)
 
-    def _discard(self) -> None:
-        assert self._journal is not None
-        self._journal.close()
+    def _discard(self) -> Journal:
+        self._own_journal().close()
         for name in ("data", "scratch"):
             shutil.rmtree(self._partial / name, ignore_errors=True)
         (self._partial / Journal.NAME).unlink()
-        self._open_journal()
+        return self._open_journal()
 
     def _restore(self) -> None:
         """Bring data/ back to the last commit: arrays cut to their committed lengths, nothing else there."""
-        assert self._journal is not None
-        lengths: dict[str, Any] = {}
-        begun: dict[str, str] = {}
-        for entry in self._journal.entries:
-            if entry["kind"] == "commit":
-                lengths, self.state, begun = entry["arrays"], entry["state"], entry.get("open", {})
-                for name, sealed in entry["sealed"].items():
-                    self._journalled.setdefault(name, set()).update(int(file) for file in sealed)
+        # 1. what the commits say: lengths of the last one, digests of all
+        last: dict[str, Any] = {"arrays": {}, "open": {}, "state": None}
         digests: dict[str, dict[int, str]] = {}
-        for entry in self._journal.entries:
-            for name, sealed in entry.get("sealed", {}).items():
-                digests.setdefault(name, {}).update({int(file): value for file, value in sealed.items()})
+        for entry in self._own_journal().entries:
+            if entry["kind"] == "commit":
+                last = {"open": {}, **entry}
+                for name, sealed in entry["sealed"].items():
+                    digests.setdefault(name, {}).update((int(file), sha) for file, sha in sealed.items())
+        self.state = last["state"]
+        # 2. the files that these arrays need
         sizes: dict[Path, int] = {}
-        for name, (dtype, tail, length) in lengths.items():
-            array = ShardWriter(
-                self._directory(name),
-                dtype,
-                tuple(tail),
-                shard_bytes=self._shard_bytes,
-                length=length,
-                digests=digests.get(name),
-            )
+        for name, (dtype, tail, length) in last["arrays"].items():
+            array = self._writer(name, dtype, tuple(tail), length=length, digests=digests.get(name))
             self._arrays[name] = array
-            row_bytes = array.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
-            rows = rows_per_file(row_bytes, self._shard_bytes)
-            for file in range(-(-length // rows)):
-                path = chunk_file(array.directory, file, 1 + len(tail))
-                size = min(rows, length - file * rows) * row_bytes
+            for path, size in array.file_bytes():
                 actual = path.stat().st_size if path.is_file() else -1
-                if actual < size:  # at the first: a journal may speak of any number of files
+                if actual < size:  # at the first: a journal may name any number of files
                     raise IndexDamaged(
                         f"the unfinished build lost data: {path} should have {size:,} bytes, "
                         + (f"has {actual:,}" if actual >= 0 else "is missing"),
                         fix=f"discard it with --overwrite, or delete {self._partial}",
                     )
                 sizes[path] = size
+        # 3. whatever was written after the commit goes
         for directory, _, names in os.walk(self._data):
-            for found in names:
-                path = Path(directory) / found
+            for path in (Path(directory, name) for name in names):
                 if path not in sizes:
                     path.unlink()
-        for path, size in sizes.items():
-            if path.stat().st_size > size:
-                opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
-                os.ftruncate(opened, size)
-                os.close(opened)
-        for name, digest in begun.items():
+                elif path.stat().st_size > sizes[path]:
+                    opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
+                    os.ftruncate(opened, sizes[path])
+                    os.close(opened)
+        for name, digest in last["open"].items():
             self._arrays[name].take_up(digest)
 
-    def _populate(self) -> None:
-        """Fill data/ with what an extension starts from."""
-        raise NotImplementedError
+    # ---- arrays and commits ----
 
-    # ---- arrays ----
-
-    def _directory(self, name: str) -> Path:
-        return self._data / name.removeprefix(self._prefix)
+    def _writer(self, name: str, dtype: str, tail: tuple[int, ...], **state: Any) -> ShardWriter:
+        directory = self._data / name.removeprefix(self._prefix)
+        return ShardWriter(directory, dtype, tail, shard_bytes=self._shard_bytes, **state)
 
     def _new_array(self, name: str, values: np.ndarray) -> ShardWriter:
         if self._prefix and not name.startswith(self._prefix):
@@ -358,70 +337,56 @@ class Build:
             raise ValueError(f"{name} has shape ({terms}), found values of shape {values.shape}")
         if 0 in values.shape[1:]:
             raise ValueError(f"rows of {name} are empty: values have shape {values.shape}")
-        return ShardWriter(
-            self._directory(name), values.dtype.name, values.shape[1:], shard_bytes=self._shard_bytes
-        )
-
-    def _groups(self) -> tuple[str, ...]:
-        """The groups inside data/; none where data/ is one group itself."""
-        return ()
+        return self._writer(name, values.dtype.name, values.shape[1:])
 
     def _commit(self, state: dict[str, Any] | None) -> None:
-        assert self._journal is not None
-        for name, array in self._arrays.items():
+        # 1. content of all files, then the directory entries of new ones
+        any_new = False
+        for array in self._arrays.values():
             array.sync()
             if array.has_new_files:
                 durable.sync_tree(array.directory)
                 durable.sync_directory(array.directory.parent)
-                durable.sync_directory(self._data)
-                durable.sync_directory(self._partial)
-                array.has_new_files = False
-            self._journalled.setdefault(name, set())
-        sealed = {
-            name: {str(file): digest for file, digest in array.digests.items() if file not in known}
-            for name, known in self._journalled.items()
-            if (array := self._arrays[name]).digests.keys() - known
-        }
-        begun = {name: array.open_digest for name, array in self._arrays.items() if array.open_digest}
-        self._journal.write(
+                array.has_new_files, any_new = False, True
+        if any_new:
+            durable.sync_directory(self._data)
+            durable.sync_directory(self._partial)
+        # 2. the line that names them
+        arrays = self._arrays.items()
+        journal = self._own_journal()
+        journal.write(
             {
                 "kind": "commit",
-                "arrays": {
-                    name: [array.dtype.name, array.tail, array.length] for name, array in self._arrays.items()
+                "arrays": {name: [each.dtype.name, each.tail, each.length] for name, each in arrays},
+                "sealed": {
+                    name: {str(file): each.digests[file] for file in each.unsaved}
+                    for name, each in arrays
+                    if each.unsaved
                 },
-                "sealed": sealed,
-                "open": begun,
+                "open": {name: each.open_digest for name, each in arrays if each.open_digest},
                 "state": state,
             }
         )
-        for name, files in sealed.items():
-            self._journalled[name].update(int(file) for file in files)
+        for array in self._arrays.values():
+            array.unsaved.clear()
         self._committed |= state is not None
-        self.state = self._journal.entries[-1]["state"]
+        self.state = journal.entries[-1]["state"]
 
     # ---- publication ----
 
-    def _validate(self, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
-        """ValueError when what would be published is incomplete."""
-
-    def _prepare(self) -> None:
-        """Add to data/ what is published but is not under its manifest."""
-
     def _publish(self, attributes: Mapping[str, Any]) -> None:
         self._check_usable()
-        names = list(self._arrays)
         if "stride" in attributes:
             raise ValueError('publish() takes what is under the key "stride", not the key itself')
         attributes = {**attributes, "build_key": self._key}
-        self._validate(attributes, names)
-        self._guarded(lambda: self._finish(attributes, names))
+        self._validate(attributes, self._arrays)
+        self._guarded(lambda: self._finish(attributes))
 
-    def _finish(self, attributes: Mapping[str, Any], names: list[str]) -> None:
-        assert self._journal is not None
+    def _finish(self, attributes: Mapping[str, Any]) -> None:
         self._usable = False  # whatever happens now, what was appended is complete or lost
-        files: dict[str, tuple[int, str]] = {}
-        for name in names:
-            array = self._arrays[name]
+        # 1. complete data/: last files, zarr.json of every node, the manifest
+        files: Files = {}
+        for array in self._arrays.values():
             for path, length, digest in array.finish():
                 files[path.relative_to(self._data).as_posix()] = (length, digest)
             self._write_json(array.directory, array_json(array.metadata), files)
@@ -432,7 +397,8 @@ class Build:
         durable.write_file(self._data / MANIFEST, manifest)
         self._prepare()
         durable.sync_tree(self._data)
-        self._journal.write({"kind": "publish", "digest": digest})
+        # 2. one rename, or exchange, after a line that tells the next build what to look for
+        self._own_journal().write({"kind": "publish", "digest": digest})
         if os.path.lexists(self.path) and self._replaces:
             durable.exchange(self._data, self.path, self._partial / "replaced")
         else:
@@ -442,13 +408,11 @@ class Build:
             Soundness(self.path).wrote((name, sha256) for name, (_, sha256) in files.items())
         self._remove()
 
-    def _write_json(self, directory: Path, data: bytes, files: dict[str, tuple[int, str]]) -> None:
+    def _write_json(self, directory: Path, data: bytes, files: Files) -> None:
         durable.make_directory(directory)
         path = directory / ZARR_JSON
         durable.write_file(path, data)
         files[path.relative_to(self._data).as_posix()] = (len(data), hashlib.sha256(data).hexdigest())
-
-    # ---- endings ----
 
     def _remove(self) -> None:
         """Delete the partial directory; the journal after the data, the lock last."""
@@ -465,8 +429,11 @@ class Build:
         except OSError:
             pass  # the next build has already begun in it
 
-    def _has_content(self) -> bool:
-        return any(entry.name != "lock" for entry in self._partial.iterdir())
+    # ---- state ----
+
+    def _own_journal(self) -> Journal:
+        assert self._journal is not None
+        return self._journal
 
     def _has_scratch(self) -> bool:
         scratch = self._partial / "scratch"
@@ -487,13 +454,8 @@ class Build:
             raise
 
 
-def partial_path(path: Path) -> Path:
-    """Where the build of `path` is made: PATH.partial."""
-    return path.with_name(path.name + ".partial")
-
-
 def _manifest_digest(path: Path) -> str | None:
-    """The digest of the manifest at `path`; None when there is none that is whole."""
+    """Read the digest of the manifest at `path`; None when there is none that is whole."""
     try:
         return read_manifest(path)[1]
     except IndexDamaged:
@@ -501,8 +463,8 @@ def _manifest_digest(path: Path) -> str | None:
 
 
 def _plausible(entries: list[dict[str, Any]], prefix: str) -> bool:
-    """Whether a journal says what a build of these arrays could have written: it may come from anybody, and
-    names in it become paths."""
+    """Whether a build of these arrays could have written a journal: it may come from anybody, and names in it
+    become paths."""
     try:
         for number, entry in enumerate(entries):
             kind = entry["kind"]
@@ -524,7 +486,7 @@ def _plausible(entries: list[dict[str, Any]], prefix: str) -> bool:
 
 
 def _check_commit(entry: Mapping[str, Any], prefix: str) -> None:
-    """ValueError, or what wrong types raise, where no build has written this."""
+    """Raise ValueError, or what wrong types raise, where no build has written this."""
     for name, (dtype, tail, length) in entry["arrays"].items():
         known = name.startswith(prefix) and dtype in find_spec(name).dtypes
         if not known or not isinstance(tail, list) or len(tail) >= MOST_AXES:

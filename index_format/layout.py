@@ -1,4 +1,4 @@
-"""What an index holds: every array and attribute, by name. SPEC.md says the same; a test compares them."""
+"""The arrays and attributes of an index, by name. SPEC.md has the same tables; a test compares them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-FORMAT_VERSION = 1
-WITHOUT_MEMBERS = 2  # the version of an index without design/row_members, which is version 1 but for that
+FORMAT_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)  # 1 and 2: earlier releases, which may hold design/row_members
 SHARD_BYTES = 256 << 20
-# numbers in design/row_members: of more it is left out, for it is twice the design and follows from it
-MOST_MEMBERS = 1 << 24
 ROOT_GROUPS = ("corpus", "design")  # under the root's manifest, written once
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 STAGE_GROUPS = ("operators", "truth", "calibration", "run")  # each with its own manifest, replaced as a whole
 NUMBERS = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
 )
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +31,8 @@ class ArraySpec:
     dtypes : tuple          the NumPy dtypes it may have; on disk always little-endian
     shape : tuple           sizes: integers, or expressions in n, T, D, K, d, I, X; ("...",) = any shape
     required : bool         whether every index (or every group of this kind) has it
-    derived : bool          whether it is computed from other arrays, hence rebuilt by an append
     meaning : str
+    derived : bool          computed from other arrays, hence not taken over by an append
     """
 
     path: str
@@ -63,171 +52,63 @@ class AttributeSpec:
     meaning: str
 
 
+_ANY = ("...",)
 # Sizes: n chunks, T tokens, D documents, K subsets, d subsets of a chunk, I bytes of ids, X bytes of text
+# fmt: off
 _SPECS = (
     ArraySpec("corpus/tokens", ("uint16", "uint32"), ("T",), True, "token ids, chunk after chunk"),
-    ArraySpec(
-        "corpus/chunk_offsets",
-        ("int64",),
-        ("n+1",),
-        True,
-        "chunk i is tokens[chunk_offsets[i] : chunk_offsets[i+1]]",
-    ),
+    ArraySpec("corpus/chunk_offsets", ("int64",), ("n+1",), True,
+        "chunk i is tokens[chunk_offsets[i] : chunk_offsets[i+1]]"),
     ArraySpec("corpus/chunk_document", ("int64",), ("n",), True, "the document of chunk i"),
-    ArraySpec(
-        "corpus/loss_start",
-        ("int32",),
-        ("n",),
-        True,
-        "first scored position in chunk i, at least 1; the chunk's length when none is scored",
-    ),
-    ArraySpec(
-        "corpus/loss_mask",
-        ("uint8",),
-        ("T",),
-        False,
-        "1 where a token is scored, 0 where not; only where loss_start alone cannot say it",
-    ),
-    ArraySpec(
-        "corpus/document_offsets",
-        ("int64",),
-        ("D+1",),
-        True,
-        "document j is chunks document_offsets[j] … document_offsets[j+1]-1",
-    ),
+    ArraySpec("corpus/loss_start", ("int32",), ("n",), True,
+        "first scored position in chunk i, at least 1; the chunk's length when none is scored"),
+    ArraySpec("corpus/loss_mask", ("uint8",), ("T",), False,
+        "1 where a token is scored, 0 where not; only where loss_start alone cannot say it"),
+    ArraySpec("corpus/document_offsets", ("int64",), ("D+1",), True,
+        "document j is chunks document_offsets[j] … document_offsets[j+1]-1"),
     ArraySpec("corpus/document_id_bytes", ("uint8",), ("I",), True, "UTF-8 of all document ids, joined"),
-    ArraySpec(
-        "corpus/document_id_offsets",
-        ("int64",),
-        ("D+1",),
-        True,
-        "id of document j is document_id_bytes[document_id_offsets[j] : document_id_offsets[j+1]]",
-    ),
+    ArraySpec("corpus/document_id_offsets", ("int64",), ("D+1",), True,
+        "id of document j is document_id_bytes[document_id_offsets[j] : document_id_offsets[j+1]]"),
     ArraySpec("corpus/text_bytes", ("uint8",), ("X",), False, "UTF-8 of all documents' texts, joined"),
-    ArraySpec(
-        "corpus/text_offsets", ("int64",), ("D+1",), False, "as document_id_offsets; both or neither present"
-    ),
-    ArraySpec(
-        "design/columns",
-        ("uint16", "uint32"),
-        ("n", "d"),
-        True,
-        "the subsets of chunk i, ascending, distinct, below K; uint32 where K > 65536",
-    ),
-    ArraySpec(
-        "design/row_offsets",
-        ("int64",),
-        ("K+1",),
-        True,
-        "subset k is row_members[row_offsets[k] : row_offsets[k+1]]",
-        derived=True,
-    ),
-    ArraySpec(
-        "design/row_members",
-        ("uint32", "uint64"),
-        ("n*d",),
-        False,
-        f"the chunks of each subset, ascending; uint64 where n > 2**32; absent where n d > {MOST_MEMBERS:,}",
-        derived=True,
-    ),
-    ArraySpec(
-        "operators/seen",
-        ("uint8",),
-        ("...",),
-        False,
-        "1 where fitting used chunk i; chunks beyond its end were appended later and not seen",
-    ),
-    ArraySpec(
-        "operators/before",
-        ("uint8",),
-        ("...",),
-        False,
-        "1 − p of each token by the model before its training, as 2^(−code/8)",
-    ),
-    ArraySpec(
-        "operators/projection_codes",
-        ("uint8",),
-        ("...",),
-        False,
-        "row i: signs of a random projection of chunk i's gate gradient, a bit each, the highest first",
-    ),
-    ArraySpec("operators/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
-    ArraySpec(
-        "operators/projection_common",
-        ("float32",),
-        ("...",),
-        False,
-        "row i: chunk i in the directions that many chunks have in common, orthonormal columns",
-    ),
-    ArraySpec(
-        "operators/projection_common_values",
-        ("float64",),
-        ("...",),
-        False,
-        "of each of these, how many chunks say the same, roughly; descending",
-    ),
-    ArraySpec("operators/training_log_*", ("float64",), ("...",), False, "a curve of the fit, by step"),
-    ArraySpec(
-        "operators/checkpoint_*",
-        NUMBERS,
-        ("...",),
-        False,
-        "checkpoint_i.name: as operators/name, of entry i (from 1) of the group's attribute checkpoints",
-    ),
-    ArraySpec(
-        "operators/*",
-        NUMBERS,
-        ("...",),
-        False,
-        "what the operator space consists of (W, U, gates, …), named by the space",
-    ),
-    ArraySpec("truth/*", NUMBERS, ("...",), False, "retrained-subset masks and losses"),
-    ArraySpec(
-        "calibration/null_scored",
-        ("int64",),
-        ("...",),
-        False,
-        "scored tokens that unrelated prompts' responses were cut to, ascending",
-    ),
-    ArraySpec(
-        "calibration/null_losses",
-        ("float64",),
-        ("...",),
-        False,
-        "row i: the model's losses on them at null_scored[i]; NaN where a response is shorter",
-    ),
-    ArraySpec(
-        "calibration/null_strengths",
-        ("float64",),
-        ("...",),
-        False,
-        "and the influence of each one's strongest document, as a multiple of that loss",
-    ),
-    ArraySpec(
-        "calibration/null_read",
-        ("float64",),
-        ("...",),
-        False,
-        "the same where the likeliest chunks were read; absent where none are by default",
-    ),
-    ArraySpec(
-        "run/projection_codes",
-        ("uint8",),
-        ("...",),
-        False,
-        "row i: signs of a random projection of what the training did with chunk i's document",
-    ),
-    ArraySpec("run/projection_step", ("float32",), ("...",), False, "size that these signs stand for"),
-    ArraySpec("run/projection_scale", ("float32",), ("...",), False, "of each layer's numbers"),
+    ArraySpec("corpus/text_offsets", ("int64",), ("D+1",), False,
+        "as document_id_offsets; both or neither present"),
+    ArraySpec("design/columns", ("uint16", "uint32"), ("n", "d"), True,
+        "the subsets of chunk i, ascending, distinct, below K; uint32 where K > 65536"),
+    ArraySpec("design/row_offsets", ("int64",), ("K+1",), True,
+        "subset k has row_offsets[k+1] - row_offsets[k] chunks", derived=True),
+    ArraySpec("design/row_members", ("uint32", "uint64"), ("n*d",), False,
+        "the chunks of each subset, ascending; of versions 1 and 2, not read", derived=True),
+    ArraySpec("operators/seen", ("uint8",), _ANY, False,
+        "1 where fitting used chunk i; chunks beyond its end were appended later"),
+    ArraySpec("operators/before", ("uint8",), _ANY, False,
+        "1 − p of each token by the model before its training, as 2^(−code/8)"),
+    ArraySpec("operators/projection_codes", ("uint8",), _ANY, False,
+        "row i: signs of a random projection of chunk i's gate gradient, a bit each, the highest first"),
+    ArraySpec("operators/projection_step", ("float32",), _ANY, False, "size that these signs stand for"),
+    ArraySpec("operators/projection_common", ("float32",), _ANY, False,
+        "row i: chunk i in the directions that many chunks have in common, orthonormal columns"),
+    ArraySpec("operators/projection_common_values", ("float64",), _ANY, False,
+        "roughly how many chunks share each of these directions; descending"),
+    ArraySpec("operators/training_log_*", ("float64",), _ANY, False, "a curve of the fit, by step"),
+    ArraySpec("operators/checkpoint_*", NUMBERS, _ANY, False,
+        "checkpoint_i.name: as operators/name, of entry i (from 1) of the group's attribute checkpoints"),
+    ArraySpec("operators/*", NUMBERS, _ANY, False, "parts of the operator space: W, U, gates, …"),
+    ArraySpec("truth/*", NUMBERS, _ANY, False, "retrained-subset masks and losses"),
+    ArraySpec("calibration/null_scored", ("int64",), _ANY, False,
+        "scored tokens that unrelated prompts' responses were cut to, ascending"),
+    ArraySpec("calibration/null_losses", ("float64",), _ANY, False,
+        "row i: the model's losses on them at null_scored[i]; NaN where a response is shorter"),
+    ArraySpec("calibration/null_strengths", ("float64",), _ANY, False,
+        "influence of each one's strongest document, as a multiple of that loss"),
+    ArraySpec("calibration/null_read", ("float64",), _ANY, False,
+        "the same with exact gradients of the candidates; absent where none are by default"),
+    ArraySpec("run/*", NUMBERS, _ANY, False, "written by earlier versions for recorded trainings; not read"),
 )
+# fmt: on
 ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 
 ATTRIBUTES: dict[str, AttributeSpec] = {
-    "format_version": AttributeSpec(
-        (int,),
-        True,
-        f"{FORMAT_VERSION}, or {WITHOUT_MEMBERS} without design/row_members; written by the writer",
-    ),
+    "format_version": AttributeSpec((int,), True, f"{FORMAT_VERSION}; written by the writer"),
     "build_key": AttributeSpec(
         (str,), True, "digest of all that determined the build; written by the writer"
     ),
@@ -240,13 +121,23 @@ ATTRIBUTES: dict[str, AttributeSpec] = {
     "fingerprints": AttributeSpec((dict,), True, "SHA-256 of corpus, tokenizer, model, settings"),
     "model_path": AttributeSpec((str, type(None)), False, "hub id of the model, or its path from the index"),
     "config": AttributeSpec((dict,), False, "the configuration that built the index"),
-    "counts": AttributeSpec((dict,), False, "what the build counted (documents read, skipped, …)"),
+    "counts": AttributeSpec((dict,), False, "counts of the build (documents read, skipped, …)"),
     "created_by": AttributeSpec((str,), False, "name and version of the program"),
 }
 
 
+def partial_path(path: Path) -> Path:
+    """Return where the build of `path` is made: PATH.partial."""
+    return path.with_name(path.name + ".partial")
+
+
 def find_spec(name: str) -> ArraySpec:
-    """The specification of array `name` ("group/array"); ValueError when the layout has no such array."""
+    """Find the specification of array `name` ("group/array").
+
+    Raises
+    ------
+    ValueError      the layout has no such array
+    """
     if name in ARRAYS and "*" not in name:
         return ARRAYS[name]
     group, _, leaf = name.partition("/")
@@ -258,13 +149,8 @@ def find_spec(name: str) -> ArraySpec:
     raise ValueError(f"the layout has no array {name!r}; it has {known}")
 
 
-def keeps_members(n_chunks: int, degree: int) -> bool:
-    """Whether an index of so many chunks, each in so many subsets, has design/row_members."""
-    return n_chunks * degree <= MOST_MEMBERS
-
-
 def check_attributes(attributes: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the root's attributes: a line for each, none when all is well."""
+    """List what is wrong with the root's attributes, a line each."""
     wrong = []
     for name, spec in ATTRIBUTES.items():
         expected = " or ".join("null" if t is type(None) else t.__name__ for t in spec.types)
@@ -279,19 +165,17 @@ def check_attributes(attributes: Mapping[str, Any]) -> list[str]:
 def check_arrays(
     shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], *, n_subsets: int, degree: int
 ) -> list[str]:
-    """What is wrong with the arrays of corpus/ and design/ taken together: a line for each.
+    """List what is wrong with the arrays of corpus/ and design/ taken together, a line each.
 
     Parameters
     ----------
     shapes, dtypes : of every array present, by name
     n_subsets, degree : int    of the attributes
     """
-    members = keeps_members(shapes.get("corpus/chunk_offsets", (1,))[0] - 1, degree)
     wrong = [
         f"array {name} is missing"
         for name, spec in ARRAYS.items()
-        if name not in shapes and "*" not in name
-        if spec.required or (name == "design/row_members" and members)
+        if spec.required and name not in shapes and "*" not in name
     ]
     if ("corpus/text_bytes" in shapes) != ("corpus/text_offsets" in shapes):
         wrong.append("corpus/text_bytes and corpus/text_offsets must both be present or both be absent")
@@ -310,7 +194,7 @@ def check_arrays(
         spec = find_spec(name)
         if dtypes[name] not in spec.dtypes:
             wrong.append(f"{name} should be {' or '.join(spec.dtypes)}, found {dtypes[name]}")
-        if spec.shape != ("...",):
+        if spec.shape != _ANY:
             expected = tuple(_evaluate(size, sizes) for size in spec.shape)
             if shape != expected:
                 terms = ", ".join(str(size) for size in spec.shape)
@@ -319,7 +203,7 @@ def check_arrays(
 
 
 def _evaluate(size: str | int, sizes: Mapping[str, int]) -> int:
-    """A size of the table: an integer, a letter, "x+1" or "x*y"."""
+    """Evaluate a size of the table: an integer, a letter, "x+1" or "x*y"."""
     if isinstance(size, int):
         return size
     if "*" in size:

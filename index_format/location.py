@@ -1,4 +1,4 @@
-"""Where an index is: a directory, built and mapped there; or, only to be read, a zip file or a URL."""
+"""The place of an index: a directory, built and mapped there; or a zip file or a URL, fetched to be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """The URL of an index, or of something in it: joined and shown as a path is, without what says who asks.
+    """The URL of an index, or of something in it: joined and shown as a path is, without its password.
 
     Attributes
     ----------
@@ -40,15 +40,16 @@ class RemotePath:
 
 
 Location = Path | RemotePath
+Given = str | os.PathLike[str] | RemotePath
 
 
 def without_password(text: str) -> str:
-    """The text with the names and passwords left out that URLs in it hold."""
+    """Strip user names and passwords from the URLs in a text."""
     return _PASSWORD.sub("", text)
 
 
-def locate(given: str | os.PathLike[str] | RemotePath) -> Location:
-    """A URL as a RemotePath, all else, ``file://`` too, as the path that it is."""
+def locate(given: Given) -> Location:
+    """Return a URL as a RemotePath, all else, ``file://`` too, as a Path."""
     if isinstance(given, RemotePath):
         return given
     text = os.fspath(given)
@@ -59,12 +60,17 @@ def locate(given: str | os.PathLike[str] | RemotePath) -> Location:
     return RemotePath(text.rstrip("/"))
 
 
-def local_directory(given: str | os.PathLike[str] | RemotePath) -> Path:
-    """The absolute path of an index that is to be written.
+def is_elsewhere(where: Location) -> bool:
+    """Whether the index has to be fetched, or unpacked, before it is read; it cannot be written then."""
+    return isinstance(where, RemotePath) or (where.suffix == ".zip" and where.is_file())
+
+
+def local_directory(given: Given) -> Path:
+    """Return the absolute path of an index that is to be written.
 
     Raises
     ------
-    IndexReadOnly      it is a URL, or a file (a zip)
+    IndexReadOnly      it is a URL, or a zip file
     """
     where = locate(given)
     if isinstance(where, RemotePath):
@@ -72,6 +78,6 @@ def local_directory(given: str | os.PathLike[str] | RemotePath) -> Path:
             f"index {where} is read over the network, and cannot be written",
             fix="copy the whole directory to a local disk, and name the copy",
         )
-    if where.suffix == ".zip" and where.is_file():
+    if is_elsewhere(where):
         raise IndexReadOnly(f"index {where} is a zip file, and cannot be written", fix=f"unzip {where} first")
     return Path(os.path.abspath(where))  # noqa: PTH100 (resolve() would follow links)

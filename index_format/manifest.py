@@ -1,26 +1,57 @@
-"""manifest.json: the length and SHA-256 of every file, in canonical bytes that carry their own digest."""
+"""manifest.json: the length and SHA-256 of every file below a directory, and a digest of itself.
+
+The root has one, and so has the group of every stage. Reading one validates the zarr.json files it names.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from index_format.confined import is_inside, read_inside
+from index_format.confined import is_inside, look_inside, read_inside
 from index_format.errors import RESTORE, IndexDamaged
 from index_format.location import Location
-from index_format.metadata import decode_json, encode_json
+from index_format.metadata import (
+    ZARR_JSON,
+    ArrayMetadata,
+    chunk_name,
+    decode_json,
+    encode_json,
+    parse_array,
+    parse_group,
+)
 
 MANIFEST = "manifest.json"
+DOCUMENT_BYTES = 1 << 28  # most of a manifest or a zarr.json: a line of a manifest names up to 256 MiB
+Files = dict[str, tuple[int, str]]  # path -> (length, SHA-256)
 _KIND = "stride-manifest"
-_MANIFEST_BYTES = 1 << 28
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A directory with a manifest: the root, or the group of a stage.
+
+    Attributes
+    ----------
+    arrays : dict         "group/array" -> its metadata
+    attributes : dict     under the key "stride" of the directory's own zarr.json
+    files : dict          path below the index -> (length, SHA-256)
+    digest : str          of the manifest
+    """
+
+    arrays: dict[str, ArrayMetadata]
+    attributes: dict[str, Any]
+    files: Files
+    digest: str
+
+
 def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
-    """The bytes of manifest.json and the digest in them.
+    """Encode manifest.json; also returns the digest in it.
 
     Parameters
     ----------
@@ -33,22 +64,12 @@ def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
     }
     plain = encode_json(content)
     digest = hashlib.sha256(plain).hexdigest()
-    # what encode_json({**content, "digest": digest}) is: "digest" sorts first, and encoding takes long
+    # equals encode_json({**content, "digest": digest}), for "digest" sorts first; encoding takes long
     return b'{\n "digest": "%s",\n' % digest.encode() + plain.removeprefix(b"{\n"), digest
 
 
-def read_manifest(directory: Path) -> tuple[dict[str, tuple[int, str]], str]:
-    """`parse_manifest` of the manifest in `directory`; IndexDamaged where there is none."""
-    path = directory / MANIFEST
-    try:
-        data = read_inside(directory, MANIFEST, limit=_MANIFEST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        data = None
-    return parse_manifest(data, path)
-
-
-def parse_manifest(data: bytes | None, path: Location) -> tuple[dict[str, tuple[int, str]], str]:
-    """The files that the directory of a manifest should hold, and the manifest's digest.
+def parse_manifest(data: bytes | None, path: Location) -> tuple[Files, str]:
+    """Parse a manifest into the files that its directory should hold, and its digest.
 
     Parameters
     ----------
@@ -57,7 +78,7 @@ def parse_manifest(data: bytes | None, path: Location) -> tuple[dict[str, tuple[
 
     Returns
     -------
-    files : dict      path -> (length, SHA-256)
+    files : dict      path -> (length, SHA-256); every path stays inside the manifest's directory
     digest : str
 
     Raises
@@ -77,8 +98,81 @@ def parse_manifest(data: bytes | None, path: Location) -> tuple[dict[str, tuple[
     return files, digest
 
 
+def read_manifest(directory: Path) -> tuple[Files, str]:
+    """Read and parse the manifest in `directory`; IndexDamaged where there is none."""
+    return parse_manifest(read_document(directory, MANIFEST), directory / MANIFEST)
+
+
+def read_document(root: Path, name: str) -> bytes | None:
+    """Read a JSON file below `root`; None where there is none."""
+    try:
+        return read_inside(root, name, limit=DOCUMENT_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_group(root: Path, prefix: str, *, check: bool) -> Group:
+    """Read a manifest and every zarr.json that it names.
+
+    Parameters
+    ----------
+    root : Path      of the index
+    prefix : str     "" for the root's manifest, "group/" for a stage's
+    check : bool     compare the lengths of all files, and the digests of zarr.json files
+
+    Raises
+    ------
+    IndexDamaged
+    """
+    path = root / prefix / MANIFEST
+    named, digest = parse_manifest(read_document(root, prefix + MANIFEST), path)
+    files = {prefix + name: recorded for name, recorded in named.items()}
+    if check:
+        for name, (length, _) in files.items():
+            _check_length(root, name, length)
+    arrays: dict[str, ArrayMetadata] = {}
+    attributes: dict[str, Any] = {}
+    for name, (_, sha256) in files.items():
+        directory, _, last = name.rpartition("/")
+        if last != ZARR_JSON:
+            continue
+        document = read_document(root, name)
+        if document is None:
+            raise IndexDamaged(f"{root / name} is missing", fix=RESTORE)
+        try:
+            if check and hashlib.sha256(document).hexdigest() != sha256:
+                raise ValueError("other content than the manifest records")
+            array = parse_array(document)
+            if array is not None:
+                arrays[directory] = array
+            elif name == prefix + ZARR_JSON:
+                attributes = parse_group(document)
+        except ValueError as error:
+            raise IndexDamaged(f"{root / name} is damaged: {error}", fix=RESTORE) from None
+    for name, array in arrays.items():
+        _check_chunk_files(name, array, files, root)
+    return Group(arrays, attributes, files, digest)
+
+
+def _check_length(root: Path, name: str, length: int) -> None:
+    try:
+        found = look_inside(root, name).st_size
+    except FileNotFoundError:
+        raise IndexDamaged(f"{root / name} is missing", fix=RESTORE) from None
+    if found != length:
+        raise IndexDamaged(f"{root / name} should have {length:,} bytes, has {found:,}", fix=RESTORE)
+
+
+def _check_chunk_files(name: str, array: ArrayMetadata, files: Files, root: Path) -> None:
+    """Compare the chunk files of an array, and their lengths, with those that the manifest names."""
+    for file in range(array.n_files):
+        chunk = f"{name}/{chunk_name(file, len(array.shape))}"
+        if files.get(chunk, (-1, ""))[0] != array.chunk_rows * array.row_bytes:
+            raise IndexDamaged(f"{root / chunk} does not fit array {name}", fix=RESTORE)
+
+
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[int, str]:
-    """What a manifest says of a file; ValueError for what no manifest of ours says."""
+    """Return length and digest of a file; ValueError for what no manifest of ours says."""
     length, sha256 = entry["length"], entry["sha256"]
     if type(length) is not int or length < 0 or not _SHA256.fullmatch(sha256) or not is_inside(name):
         raise ValueError("no length, digest or name of a file")

@@ -1,42 +1,50 @@
-"""Reading an index: opening validates it, arrays are memory-mapped (or fetched), nothing is ever written."""
+"""Reading an index. Arrays are memory maps of files whose digests are compared; nothing is ever written."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from index_format.confined import look_inside
 from index_format.errors import (
     RESTORE,
     IndexDamaged,
     IndexFormatError,
+    IndexIncomplete,
     IndexMismatch,
+    IndexNotFound,
     IndexReadOnly,
+    IndexVersionError,
     StageMissing,
 )
-from index_format.group import (
-    STAGE_COMMANDS,
-    Group,
-    read_attributes,
-    read_group,
-    read_stage,
-    stage_command,
+from index_format.layout import (
+    FORMAT_VERSION,
+    READABLE_VERSIONS,
+    STAGE_GROUPS,
+    check_arrays,
+    check_attributes,
+    find_spec,
+    partial_path,
 )
-from index_format.layout import STAGE_GROUPS, check_arrays, check_attributes, find_spec
-from index_format.location import RemotePath, local_directory
-from index_format.metadata import ArrayMetadata
-from index_format.offsets import offset_ends, offsets_wrong, ranges
-from index_format.places import Directory, Place, open_place
-from index_format.shards import ShardedArray
+from index_format.location import Given, Location, is_elsewhere, local_directory, locate
+from index_format.manifest import MANIFEST, Group, read_document, read_group
+from index_format.metadata import ZARR_JSON, ArrayMetadata, parse_group
+from index_format.shards import ShardedArray, map_array, ranges
+from index_format.soundness import Soundness
 
-if TYPE_CHECKING:
-    from zarr.abc.store import Store
+Progress = Callable[[int, int], None]
+STAGE_COMMANDS = {
+    "operators": "stride train",
+    "truth": "stride evaluate truth",
+    "calibration": "stride calibrate",
+}
 
 
 class Index:
@@ -44,73 +52,75 @@ class Index:
 
     Attributes
     ----------
-    path : Path or RemotePath      where it is; what is beside it, only of `directory`
+    path : Path or RemotePath      as it was given; files beside the index are beside `directory`
     attributes : mapping      layout.ATTRIBUTES, read-only
     n_chunks, n_documents, n_tokens, n_subsets, degree, seed : int
     digest : str              of the root's manifest: changes with any content of corpus/ or design/
     """
 
-    def __init__(self, place: Place, attributes: Mapping[str, Any], root: Group) -> None:
-        self.path = place.path
-        self._place = place
+    def __init__(self, path: Location, root: Path, attributes: Mapping[str, Any], group: Group) -> None:
+        self.path = path
+        self._directory = root
         self.attributes = MappingProxyType(dict(attributes))
-        self._root = root
+        self._root = group
         self._stages: dict[str, Group] = {}
         self._views: dict[str, np.ndarray | ShardedArray] = {}
-        self.digest = root.digest
+        self._soundness = Soundness(root)
+        self.digest = group.digest
         self.n_subsets: int = attributes["n_subsets"]
         self.degree: int = attributes["degree"]
         self.seed: int = attributes["seed"]
-        self.n_chunks = root.arrays["corpus/chunk_offsets"].shape[0] - 1
-        self.n_documents = root.arrays["corpus/document_offsets"].shape[0] - 1
-        self.n_tokens = root.arrays["corpus/tokens"].shape[0]
+        self.n_chunks = group.arrays["corpus/chunk_offsets"].shape[0] - 1
+        self.n_documents = group.arrays["corpus/document_offsets"].shape[0] - 1
+        self.n_tokens = group.arrays["corpus/tokens"].shape[0]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | RemotePath | Store, *, check: bool = True) -> Index:
-        """Open the index at `path`.
-
-        A directory is mapped. From a zip file, a URL (``https://…``, ``s3://…``, whatever fsspec reads) or a
-        zarr store, arrays are fetched: small ones whole when they are asked for, large ones as far as they
-        are read; an array read whole is kept in memory for as long as the index.
+    def open(cls, path: Given, *, check: bool = True, progress: Progress | None = None) -> Index:
+        """Open the index at `path`: a directory; or a zip file or a URL, which is fetched to the cache first.
 
         Compared: the format version; the manifest with its own digest; the length of every file and the
         content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
         A chunk file is compared with its SHA-256 when something of it is first read, unless that was done
         since it last changed (`index_format.soundness`). A stage's group (operators, truth) is checked in the
-        same way when it is first asked for, so that a damaged one can be fitted again. What is fetched is
-        compared when it is: whole files with their SHA-256, parts of files with the length asked for.
+        same way when it is first asked for, so that a damaged one can be fitted again.
 
         Parameters
         ----------
-        path : path, URL, or zarr store
+        path : path or URL (``https://…``, ``s3://…``, whatever fsspec reads)
         check : bool      False leaves out the files' lengths and the digests of zarr.json
+        progress : callable      called with (bytes here, bytes in all) as an index elsewhere is fetched
 
         Raises
         ------
         IndexNotFound, IndexIncomplete, IndexVersionError, IndexDamaged
         IndexUnreachable, ExtraMissing      (a URL) there is no answer; a package is not installed
         """
-        place = open_place(path)
-        attributes = read_attributes(place)
-        root = read_group(place, "", check=check)
+        where = locate(path)
+        root = local_copy(where, progress)
+        if isinstance(where, Path):
+            where = Path(os.path.abspath(where))  # noqa: PTH100 (resolve() would follow links)
+        attributes = _read_attributes(root)
+        group = read_group(root, "", check=check)
         wrong = check_attributes(attributes)
         if not wrong:
-            shapes = {name: array.shape for name, array in root.arrays.items()}
-            dtypes = {name: array.dtype for name, array in root.arrays.items()}
+            shapes = {name: array.shape for name, array in group.arrays.items()}
+            dtypes = {name: array.dtype for name, array in group.arrays.items()}
             wrong = check_arrays(
                 shapes, dtypes, n_subsets=attributes["n_subsets"], degree=attributes["degree"]
             )
         if wrong:
-            raise IndexDamaged(f"{place.path}: {'; '.join(wrong)}", fix=RESTORE)
-        return cls(place, attributes, root)
+            raise IndexDamaged(f"{where}: {'; '.join(wrong)}", fix=RESTORE)
+        return cls(where, root, attributes, group)
 
     @property
     def directory(self) -> Path:
-        """The index's directory, for what is written in it or beside it; IndexReadOnly where it is none."""
-        if isinstance(self._place, Directory):
-            return self._place.path
-        local_directory(self.path)
-        raise IndexReadOnly(f"index {self.path} cannot be written", fix="copy it to a local directory first")
+        """The index's directory, for files written in it or beside it; IndexReadOnly where it was fetched."""
+        if self.path != self._directory:
+            local_directory(self.path)
+            raise IndexReadOnly(
+                f"index {self.path} cannot be written", fix="copy it to a local directory first"
+            )
+        return self._directory
 
     @property
     def n_bytes(self) -> int:
@@ -118,33 +128,33 @@ class Index:
         groups = [self._root, *(self._stage(group) for group in STAGE_GROUPS if self.has(group))]
         return sum(length for group in groups for length, _ in group.files.values())
 
+    @property
+    def fitted_share(self) -> float:
+        """Share of the chunks that existed when the operators were fitted; the others were appended."""
+        return float(self.shape("operators/seen")[0] / max(1, self.n_chunks))
+
+    # ---- groups and arrays ----
+
     def has(self, name: str) -> bool:
         """Whether there is such a group ("operators") or array ("operators/gates", "corpus/text_bytes")."""
         group, _, leaf = name.partition("/")
         if group in STAGE_GROUPS:
-            if not self._place.has_group(group):
+            if not (self._directory / group).is_dir():
                 return False
             return not leaf or name in self._stage(group).arrays
         return name in self._root.arrays or name in ("corpus", "design")
 
-    @property
-    def fitted_share(self) -> float:
-        """Of its chunks, the share that was there when its operators were fitted: others were appended."""
-        return float(self.shape("operators/seen")[0] / max(1, self.n_chunks))
-
     def names(self, group: str) -> list[str]:
-        """The arrays of a group, sorted; StageMissing when its stage has not been run."""
-        arrays = self._stage(group).arrays if group in STAGE_GROUPS else self._root.arrays
-        return sorted(name for name in arrays if name.startswith(f"{group}/"))
+        """List the arrays of a group, sorted; StageMissing when its stage has not been run."""
+        return sorted(name for name in self._group(group).arrays if name.startswith(f"{group}/"))
 
     def array(self, name: str) -> np.ndarray | ShardedArray:
-        """Array `name` ("group/array"), read-only, mapped rather than read; its files are compared with their
-        digests, one in a single file now, those of several when they are first read.
+        """Map array `name` ("group/array"), read-only. A single file is compared with its digest now, several
+        when they are first read.
 
         Returns
         -------
-        np.memmap (an empty plain array where there are no rows), or ShardedArray where several files hold it;
-        fetched, an array in memory or a ShardedArray
+        np.memmap (an empty plain array where there are no rows), or ShardedArray where several files hold it
 
         Raises
         ------
@@ -154,12 +164,15 @@ class Index:
         """
         find_spec(name)
         metadata = self._metadata(name)
-        group = name.partition("/")[0]
-        files = (self._stage(group) if group in STAGE_GROUPS else self._root).files
-        return self._place.array(name, metadata, files)
+        files = self._group(name.partition("/")[0]).files
+
+        def check(chunk: str, opened: os.stat_result, content: memoryview) -> None:
+            self._soundness.check(chunk, opened, content, files[chunk][1])
+
+        return map_array(self._directory, name, metadata, check)
 
     def shards(self, name: str) -> list[np.ndarray]:
-        """Array `name` as the list of its files' arrays, in order: one, mostly."""
+        """Map array `name` as the list of its files' arrays, in order: one, mostly."""
         array = self.array(name)
         return array.shards if isinstance(array, ShardedArray) else [array]
 
@@ -167,13 +180,21 @@ class Index:
         """The shape of array `name`, without mapping it."""
         return self._metadata(name).shape
 
+    def group_attributes(self, group: str) -> dict[str, Any]:
+        """Copy the attributes that a stage recorded; StageMissing when it has not been run."""
+        return json.loads(json.dumps(self._stage(group).attributes))
+
+    def group_digest(self, group: str) -> str:
+        """Digest of a stage's manifest: changes with any content of it."""
+        return self._stage(group).digest
+
     @contextmanager
     def understanding(self, group: str) -> Iterator[None]:
-        """Within, what a stage recorded is taken apart: what it lacks, or has of another type, is damage.
+        """Report a missing entry, or one of a wrong type or shape, in a stage's records as damage.
 
         Raises
         ------
-        IndexDamaged      for the errors that a missing entry, a wrong type or a wrong shape raises
+        IndexDamaged      in place of the errors that taking such records apart raises
         """
         try:
             yield
@@ -187,20 +208,13 @@ class Index:
                 fix=self._stage_fix(group, " --overwrite" if group == "operators" else ""),
             ) from error
 
-    def group_attributes(self, group: str) -> dict[str, Any]:
-        """What the stage recorded with its group; StageMissing when it has not been run."""
-        return json.loads(json.dumps(self._stage(group).attributes))
+    # ---- chunks and documents ----
 
     def chunk_tokens(self, chunk: int) -> np.ndarray:
         """Token ids of a chunk: (its length,) uint16 or uint32."""
         self._check_number("chunk", chunk, self.n_chunks)
         first, last = self._pair("corpus/chunk_offsets", chunk)
         return np.asarray(self._view("corpus/tokens")[first:last])
-
-    def group_digest(self, group: str) -> str:
-        """Digest of a stage's manifest: changes with any content of it; StageMissing when it has not been
-        run."""
-        return self._stage(group).digest
 
     def document_id(self, document: int) -> str:
         """The id that the corpus gave document number `document`."""
@@ -221,39 +235,28 @@ class Index:
         """The documents that `chunks` (any shape, integers) belong to: the same shape, int64."""
         return np.asarray(self._view("corpus/chunk_document")[np.asarray(chunks)])
 
+    # ---- checks ----
+
     def check_bounds(self) -> None:
-        """Whether numbers that point into other arrays stay inside them: what follows them does not look.
+        """Refuse numbers that point outside the arrays they index: code that follows them does not look.
 
         One pass over the offsets, the documents of chunks and the design. Digests guard against damage; a
-        maker of indexes who means harm writes digests too.
+        hostile maker of indexes writes digests too.
 
         Raises
         ------
         IndexDamaged      with the array that points outside
         """
-        ends = offset_ends(self) | {"design/row_offsets": self.n_chunks * self.degree}
-        for name, end in ends.items():
+        for name, end in {**offset_ends(self), "design/row_offsets": self.n_chunks * self.degree}.items():
             if wrong := offsets_wrong(self.array(name), end):
                 raise self._pointing_outside(name, wrong)
-        limits = {
-            "corpus/chunk_document": self.n_documents,
-            "design/columns": self.n_subsets,
-            "design/row_members": self.n_chunks,
-        }
+        limits = {"corpus/chunk_document": self.n_documents, "design/columns": self.n_subsets}
         for name, limit in limits.items():
-            if not self.has(name):  # design/row_members of a large index
-                continue
             numbers = self.array(name)
             for first, stop in ranges(len(numbers)):
                 block = numbers[first:stop]
                 if block.size and not (block.min() >= 0 and block.max() < limit):
                     raise self._pointing_outside(name, f"should be 0 … {limit - 1}")
-
-    def _pointing_outside(self, name: str, wrong: str) -> IndexDamaged:
-        return IndexDamaged(
-            f"index {self.path}: {name} points outside ({wrong})",
-            fix=f"stride index verify {self.path} says where; no build of stride writes that",
-        )
 
     def check_fingerprint(self, kind: str, found: str) -> None:
         """Compare the fingerprint of a model, tokenizer or corpus with the one the index was built from.
@@ -278,27 +281,37 @@ class Index:
 
     # ---- inside ----
 
+    def _group(self, group: str) -> Group:
+        return self._stage(group) if group in STAGE_GROUPS else self._root
+
     def _stage(self, group: str) -> Group:
         if group not in STAGE_GROUPS:
             raise ValueError(f"stages keep {', '.join(STAGE_GROUPS)}, found {group!r}")
         if group not in self._stages:
-            if not self._place.has_group(group):
-                raise StageMissing(
-                    f"index {self.path} has no {group} yet",
-                    fix=self._stage_fix(group),
-                )
-            self._stages[group] = read_stage(self._place, group)
+            if not (self._directory / group).is_dir():
+                raise StageMissing(f"index {self.path} has no {group} yet", fix=self._stage_fix(group))
+            try:
+                self._stages[group] = read_group(self._directory, f"{group}/", check=True)
+            except IndexDamaged as error:
+                if self.path != self._directory:
+                    raise
+                # a calibration is replaced without
+                anew = " --overwrite" if group in ("operators", "truth") else ""
+                raise IndexDamaged(
+                    error.message, fix=f"{self._stage_fix(group, anew)} makes it again"
+                ) from None
         return self._stages[group]
 
     def _stage_fix(self, group: str, how: str = "") -> str:
-        """What makes a stage's group."""
-        if isinstance(self._place, Directory):
-            return f"{stage_command(group, self.path)}{how}"
-        return f"{STAGE_COMMANDS[group]} on the directory that this is a copy of{how}, and copy it again"
+        """Return the command that makes a stage's group."""
+        command = STAGE_COMMANDS.get(group, "stride index build --from-run RUN")
+        if self.path != self._directory:
+            return f"{command} on the directory that this is a copy of{how}, and copy it again"
+        return f"{command} --index {self.path}{how}"
 
     def _metadata(self, name: str) -> ArrayMetadata:
         group = name.partition("/")[0]
-        arrays = self._stage(group).arrays if group in STAGE_GROUPS else self._root.arrays
+        arrays = self._group(group).arrays
         if name not in arrays:
             if group in STAGE_GROUPS:
                 fix = self._stage_fix(group, ", with settings that keep it")
@@ -307,8 +320,14 @@ class Index:
             raise StageMissing(f"index {self.path} has no array {name}", fix=fix)
         return arrays[name]
 
+    def _pointing_outside(self, name: str, wrong: str) -> IndexDamaged:
+        return IndexDamaged(
+            f"index {self.path}: {name} points outside ({wrong})",
+            fix=f"stride index verify {self.path} says where; no build of stride writes that",
+        )
+
     def _view(self, name: str) -> Any:
-        """The array without np.memmap's slow slicing, kept: single rows are read often."""
+        """Keep the array without np.memmap's slow slicing: single rows are read often."""
         if name not in self._views:
             array = self.array(name)
             self._views[name] = array.view(np.ndarray) if isinstance(array, np.ndarray) else array
@@ -331,3 +350,86 @@ class Index:
     def _check_number(what: str, number: int, count: int) -> None:
         if not 0 <= number < count:
             raise IndexError(f"{what} {number} of an index with {what}s 0 … {count - 1}")
+
+
+def local_copy(where: Location, progress: Progress | None = None) -> Path:
+    """Return the absolute directory of an index; one at a URL or in a zip file is fetched to the cache.
+
+    Raises
+    ------
+    what `index_format.remote.fetch_index` raises
+    """
+    if is_elsewhere(where):
+        from index_format.remote import fetch_index
+
+        return fetch_index(where, progress)
+    return Path(os.path.abspath(str(where)))  # noqa: PTH100 (resolve() would follow links)
+
+
+def offset_ends(index: Index) -> dict[str, int]:
+    """Return the offsets of corpus/ by name, with the number that each of them ends at."""
+    ends = {
+        "corpus/chunk_offsets": index.n_tokens,
+        "corpus/document_offsets": index.n_chunks,
+        "corpus/document_id_offsets": index.shape("corpus/document_id_bytes")[0],
+    }
+    if index.has("corpus/text_offsets"):
+        ends["corpus/text_offsets"] = index.shape("corpus/text_bytes")[0]
+    return ends
+
+
+def offsets_wrong(offsets: np.ndarray | ShardedArray, last: int) -> str:
+    """Say how offsets that should rise from 0 to `last` do not; "" when they do."""
+    if offsets[0] != 0 or offsets[-1] != last:
+        return f"should go from 0 to {last}, go from {offsets[0]} to {offsets[-1]}"
+    for first, end in ranges(len(offsets) - 1):
+        if wrong := first_bad(first, np.diff(offsets[first : end + 1]) < 0, "fall after entry {}"):
+            return wrong
+    return ""
+
+
+def first_bad(offset: int, bad: Any, message: str) -> str:
+    """Put the number of the first bad row into `message`; "" when none is bad."""
+    return message.format(offset + int(np.argmax(bad))) if bad.any() else ""
+
+
+def _read_attributes(root: Path) -> dict[str, Any]:
+    """Read the root's attributes; refuse what is no index of a version that this release reads."""
+    document = read_document(root, ZARR_JSON)
+    if document is None:
+        raise _not_there(root)
+    try:
+        attributes = parse_group(document)
+    except ValueError:
+        attributes = {}
+    if "format_version" not in attributes:
+        if _exists(root, MANIFEST):
+            raise IndexDamaged(f"{root / ZARR_JSON} has no format version", fix=RESTORE)
+        raise IndexNotFound(f"{root} is no STRIDE index", fix="stride index build makes one")
+    version = attributes["format_version"]
+    if version not in READABLE_VERSIONS:
+        raise IndexVersionError(
+            f"index {root} has format version {version!r}, this release reads 1 to {FORMAT_VERSION}",
+            fix="use the release that built it, or build it again",
+        )
+    return attributes
+
+
+def _not_there(root: Path) -> IndexFormatError:
+    """Say what is at a path without a zarr.json."""
+    if partial_path(root).is_dir() and not root.exists():
+        return IndexIncomplete(
+            f"the build of {root} has not finished", fix="rerun the command that began it; it resumes"
+        )
+    if _exists(root, MANIFEST):
+        return IndexDamaged(f"{root / ZARR_JSON} is missing", fix=RESTORE)
+    said = "is no index" if root.exists() else "does not exist"
+    return IndexNotFound(f"{root} {said}", fix="stride index build makes one")
+
+
+def _exists(root: Path, name: str) -> bool:
+    try:
+        look_inside(root, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

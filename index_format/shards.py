@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,20 +17,23 @@ from index_format.errors import RESTORE, IndexDamaged
 from index_format.metadata import ArrayMetadata, chunk_name, rows_per_file
 
 Check = Callable[[str, os.stat_result, memoryview], None]
+_BLOCK_VALUES = 1 << 20
 _BUFFER_BYTES = 1 << 17
 _ZEROS = bytes(1 << 20)
+
+
+def ranges(stop: int, start: int = 0, *, width: int = 1) -> Iterator[tuple[int, int]]:
+    """Split rows start … stop-1, of `width` values each, into blocks (first, last + 1) of bounded size."""
+    rows = max(1, _BLOCK_VALUES // max(1, width))
+    for first in range(start, stop, rows):
+        yield first, min(first + rows, stop)
 
 
 class ShardedArray:
     """An array that lies in several files, split along axis 0; read-only.
 
-    Offers what stages read by: ``len``, ``shape``, ``dtype``, rows, slices of rows, arrays of row numbers
-    (negative ones too), boolean masks, ``np.asarray``. What a read within one file returns is a view of it;
-    else it is a copy.
-
-    Attributes
-    ----------
-    shards : list of ndarray      the pieces, in order, as memory maps
+    Stages read it by ``len``, ``shape``, ``dtype``, ``np.asarray``, rows, slices of rows, arrays of row
+    numbers and boolean masks. A read within one file returns a view of it, else a copy.
     """
 
     def __init__(self, shards: Sequence[Any]) -> None:
@@ -42,7 +44,8 @@ class ShardedArray:
 
     @property
     def shards(self) -> list[np.ndarray]:
-        return self._pieces
+        """The pieces, in order, mapped."""
+        return [np.asarray(piece) for piece in self._pieces]
 
     @property
     def ndim(self) -> int:
@@ -61,7 +64,7 @@ class ShardedArray:
 
     def __iter__(self) -> Iterator[Any]:
         for shard in self._pieces:
-            yield from shard
+            yield from np.asarray(shard)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -122,8 +125,8 @@ class ShardedArray:
         return found.reshape(*rows.shape, *self.shape[1:])
 
 
-class MappedChunk:
-    """A chunk file, mapped; compared with its manifest when something of it is first read."""
+class _Chunk:
+    """A mapped chunk file, compared with its manifest when something of it is first read."""
 
     def __init__(self, rows: np.ndarray, check: Callable[[], None] | None) -> None:
         self._rows = rows
@@ -131,9 +134,8 @@ class MappedChunk:
         self.shape = rows.shape
         self.dtype = rows.dtype
 
-    @property
-    def rows(self) -> np.ndarray:
-        """All of them; IndexDamaged where the file is not what was written."""
+    def checked(self) -> np.ndarray:
+        """Return all rows; IndexDamaged where the file is not what was written."""
         if self._check is not None:
             self._check()
             self._check = None
@@ -143,21 +145,10 @@ class MappedChunk:
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.rows, dtype=dtype, copy=copy)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
+        return np.asarray(self.checked(), dtype=dtype, copy=copy)
 
     def __getitem__(self, key: Any) -> Any:
-        return self.rows[key]
-
-
-class MappedArray(ShardedArray):
-    """Chunk files as one array, each of them compared with its manifest when it is first read."""
-
-    @property
-    def shards(self) -> list[np.ndarray]:
-        return [chunk.rows for chunk in self._pieces]
+        return self.checked()[key]
 
 
 def map_array(
@@ -182,20 +173,20 @@ def map_array(
     chunks = []
     for file in range(metadata.n_files):
         first, last = metadata.file_rows(file)
-        chunk, shape = f"{name}/{chunk_name(file, len(metadata.shape))}", (last - first, *metadata.shape[1:])
-        opened, whole = _map_file(root, chunk, math.prod(shape) * dtype.itemsize)
-        rows = whole[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-        compare = None if check is None else partial(check, chunk, opened, whole.data)
-        chunks.append(MappedChunk(rows, compare))
+        n_bytes = (last - first) * metadata.row_bytes
+        chunk = f"{name}/{chunk_name(file, len(metadata.shape))}"
+        opened, whole = _map_file(root, chunk, n_bytes)
+        rows = whole[:n_bytes].view(dtype).reshape(last - first, *metadata.shape[1:])
+        chunks.append(_Chunk(rows, None if check is None else partial(check, chunk, opened, whole.data)))
     if not chunks:
         empty = np.empty(metadata.shape, dtype)
         empty.flags.writeable = False
         return empty
-    return chunks[0].rows if len(chunks) == 1 else MappedArray(chunks)
+    return chunks[0].checked() if len(chunks) == 1 else ShardedArray(chunks)
 
 
 def _map_file(root: Path, name: str, n_bytes: int) -> tuple[os.stat_result, np.ndarray]:
-    """The status of a file, and all of it, which is `n_bytes` at least, as uint8."""
+    """Map a file of at least `n_bytes` as uint8, and return its status."""
     path = root / name
     try:
         with os.fdopen(open_inside(root, name), "rb") as file:
@@ -218,6 +209,11 @@ class ShardWriter:
     shard_bytes : int          largest chunk file
     length : int               rows already there; the files hold exactly these
     digests : dict             file number -> SHA-256, of files already full
+
+    Attributes
+    ----------
+    unsaved : set              numbers of full files whose digests no journal has yet
+    has_new_files : bool       directory entries have to be synced
     """
 
     def __init__(
@@ -235,9 +231,10 @@ class ShardWriter:
         self.tail = tail
         self.length = length
         self.digests = dict(digests or {})
+        self.unsaved: set[int] = set()
+        self.has_new_files = False
         row_bytes = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
         self._rows = rows_per_file(row_bytes, shard_bytes)
-        self._row_bytes = row_bytes
         self._file_bytes = self._rows * row_bytes
         self._file = length // self._rows  # the file that the next row goes to
         self._used = length % self._rows * row_bytes  # bytes in it, buffered ones included
@@ -246,7 +243,6 @@ class ShardWriter:
         self._buffer = bytearray()
         self._fd = -1
         self._dirty = False
-        self.has_new_files = False
 
     @property
     def metadata(self) -> ArrayMetadata:
@@ -257,8 +253,16 @@ class ShardWriter:
 
     @property
     def open_digest(self) -> str | None:
-        """SHA-256 of what the current file holds; None where that is nothing, or not known."""
+        """SHA-256 of the current file's content; None where it is empty, or not known."""
         return self._digest.hexdigest() if self._used and self._digest is not None else None
+
+    def file_bytes(self) -> Iterator[tuple[Path, int]]:
+        """Yield (path, bytes) of every chunk file, as the rows so far need them."""
+        n_full, rest = divmod(self.length, self._rows)
+        for file in range(n_full):
+            yield self._path(file), self._file_bytes
+        if rest:
+            yield self._path(n_full), self._used
 
     def take_up(self, sha256: str) -> None:
         """Go on in a file that an earlier process began.
@@ -304,7 +308,7 @@ class ShardWriter:
             self._buffer = bytearray()
 
     def sync(self) -> None:
-        """Everything appended is on disk when this returns (directory entries are the caller's)."""
+        """Sync everything appended; directory entries are the caller's."""
         self.flush()
         if self._dirty:
             with storage(self._path(self._file), self._used):
@@ -312,12 +316,12 @@ class ShardWriter:
             self._dirty = False
 
     def view(self) -> np.ndarray | ShardedArray:
-        """What has been appended so far, mapped."""
+        """Map the rows appended so far."""
         self.flush()
         return map_array(self.directory.parent, self.directory.name, self.metadata)
 
     def finish(self) -> list[tuple[Path, int, str]]:
-        """Complete the last file and sync: (path, length, SHA-256) of every chunk file.
+        """Complete the last file, sync, and return (path, length, SHA-256) of every chunk file.
 
         Zarr wants all chunks of an array to be of one size: where there are several, the last is filled up
         with zeros. Nothing may be appended afterwards.
@@ -382,10 +386,11 @@ class ShardWriter:
             self._digest.update(data)
 
     def _seal(self) -> None:
-        """The current file is full: sync it, keep its digest, go on to the next."""
+        """Sync the current file, which is full, keep its digest, go on to the next."""
         self.sync()
         digest = self._digest.hexdigest() if self._digest else sha256_file(self._path(self._file))[1]
         self.digests[self._file] = digest
+        self.unsaved.add(self._file)
         self.close()
         self._file += 1
         self._used = 0

@@ -1,8 +1,8 @@
 """Files compared with their SHA-256 when they are first touched, and which of them need not be again.
 
-A file is read whole once, and what was found is kept in the user's cache directory under what the system says
-of the file: device, inode, length, times of its content and of its entry. Whoever writes into a file changes
-these, and it is read again. A disk that loses bits silently does not: `stride index verify` reads everything.
+A file is read whole once. The outcome is kept in the user's cache directory under what the system says of the
+file: device, inode, length, times of its content and of its entry. Whoever writes into a file changes these,
+and it is read again. A disk that loses bits silently does not: `stride index verify` reads everything.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from index_format.confined import own_directory
 from index_format.errors import RESTORE, IndexDamaged
 
 _WORTH_BYTES = 1 << 20  # less is read again sooner than it is looked up
-_KEPT_SECONDS = 90 * 24 * 3600  # that nobody has asked an index; then it is read again
+_KEPT_SECONDS = 90 * 24 * 3600  # an index that nobody asks for so long is read again
 _FRESH_NS = 20_000_000  # what was written less than that ago could change without its time changing
-_COMPACT = 50_000  # lines, of which most are of files that are gone
+_COMPACT = 50_000  # lines, most of which are of files that are gone
 
 Identity = tuple[str, int, int, int, int, int]  # SHA-256, device, inode, length, times in ns
 
 
 class Soundness:
-    """What is known of the files below one directory.
+    """Outcomes for the files below one directory.
 
     Parameters
     ----------
@@ -38,30 +38,30 @@ class Soundness:
         self._known: set[Identity] | None = None
 
     def check(self, name: str, opened: os.stat_result, content: memoryview, sha256: str) -> None:
+        """Raise IndexDamaged where file `name`, below the directory, is not sound."""
+        if not self.is_sound(opened, content, sha256):
+            raise IndexDamaged(
+                f"{self._root / name} has other content than the manifest records", fix=RESTORE
+            )
+
+    def is_sound(self, opened: os.stat_result, content: memoryview, sha256: str) -> bool:
         """Compare a file with its manifest's digest, unless that was done since it last changed.
 
         Parameters
         ----------
-        name : below the directory, for messages
         opened : what the system said of the file when it was mapped
         content : all of it, mapped
-
-        Raises
-        ------
-        IndexDamaged      it has other content
         """
         found = _identity(sha256, opened)
         if len(content) >= _WORTH_BYTES and found in self._remembered():
-            return
+            return True
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise IndexDamaged(
-                f"{self._root / name} has other content than the manifest records",
-                fix=RESTORE,
-            )
+            return False
         self._remember([found])
+        return True
 
     def wrote(self, files: Iterable[tuple[str, str]]) -> None:
-        """Take the word of who has just written files, (name, SHA-256), and digested what was written."""
+        """Take over the digests of files, (name, SHA-256), from whoever has just written them."""
         found = []
         for name, sha256 in files:
             with contextlib.suppress(OSError):
@@ -94,13 +94,11 @@ class Soundness:
             if not place.exists():
                 _forget_old(place.parent)
             handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            try:
-                os.write(handle, lines.encode("ascii"))
-            finally:
-                os.close(handle)
+            with os.fdopen(handle, "wb") as file:
+                file.write(lines.encode("ascii"))
 
     def _place(self) -> Path | None:
-        """The file of what is remembered of this directory; None where the user has no cache directory."""
+        """Return the file that keeps the outcomes; None for a user without a cache directory."""
         import platformdirs
 
         home = Path(platformdirs.user_cache_dir("stride", appauthor=False), "checked")

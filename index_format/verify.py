@@ -1,31 +1,49 @@
-"""Verifying an index: every byte against the manifests, every array against what the layout says of it."""
+"""Verifying an index: every byte against the manifests, every array against the others."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from index_format.design import member_dtype, offsets_of, row_sizes
-from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound, IndexUnreachable
+from index_format.confined import look_inside, open_inside
+from index_format.design import offsets_of, row_sizes
+from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound
 from index_format.layout import STAGE_GROUPS
-from index_format.location import RemotePath
-from index_format.manifest import MANIFEST, parse_manifest
+from index_format.location import Given, locate
+from index_format.manifest import MANIFEST, Files, parse_manifest, read_document
 from index_format.metadata import ZARR_JSON
-from index_format.offsets import first_bad, offset_ends, offsets_wrong, ranges
-from index_format.places import Place, open_place
-from index_format.problem import Problem
-from index_format.reader import Index
-from index_format.shards import ShardedArray
+from index_format.reader import Index, first_bad, local_copy, offset_ends, offsets_wrong
+from index_format.shards import ranges
 
 Progress = Callable[[int, int], None]
-_Array = np.ndarray | ShardedArray
+_READ_BYTES = 1 << 20
+_SIGNATURE = "signature.json"  # of earlier releases, in no manifest
 
 
-def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | None = None) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with an index.
+
+    Attributes
+    ----------
+    path : str        the file, relative to the index; for an invariant, the array or group
+    kind : str        "missing", "extra", "length", "content" (a digest differs) or "invariant" (arrays
+                      contradict each other)
+    message : str     what was expected and what was found
+    """
+
+    path: str
+    kind: Literal["missing", "extra", "length", "content", "invariant"]
+    message: str
+
+
+def verify(path: Given, *, progress: Progress | None = None) -> list[Problem]:
     """Find everything that is wrong with the index at `path`; an empty list when nothing is.
 
     Every file is read once and its SHA-256 compared with its manifest's; missing and extra files are found.
@@ -34,52 +52,54 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
 
     Parameters
     ----------
-    path : path or URL      (extra files are found where files can be listed: not on a web server)
+    path : path or URL       of an index at a URL, its copy in the cache is verified
     progress : callable      called with (bytes read, bytes in all) as reading goes on
 
     Raises
     ------
     IndexNotFound, IndexIncomplete, IndexVersionError      when there is no index of this format to verify
     """
-    place = open_place(path)
-    if not _exists(place, MANIFEST) and not _exists(place, ZARR_JSON):
+    try:
+        root = local_copy(locate(path), progress)
+    except IndexDamaged as error:
+        return [Problem(MANIFEST, "content", error.message)]
+    if not _exists(root, MANIFEST) and not _exists(root, ZARR_JSON):
         Index.open(path)  # says what is there instead
-        raise IndexNotFound(f"{place.path} is no index", fix="stride index build makes one")
+        raise IndexNotFound(f"{root} is no index", fix="stride index build makes one")
+    # 1. every byte, against the manifests
     problems: list[Problem] = []
-    todo: list[tuple[str, tuple[int, str]]] = []
-    there = place.names()
-    begun = {name.partition("/")[0] for name in there or () if "/" in name}
-    for directory in ["", *(group for group in STAGE_GROUPS if group in begun or place.has_group(group))]:
-        name = _join(directory, MANIFEST)
+    todo: Files = {}
+    there = _names(root)
+    begun = {name.partition("/")[0] for name in there if "/" in name}
+    for prefix in ["", *(f"{group}/" for group in STAGE_GROUPS if group in begun)]:
+        name = prefix + MANIFEST
         data = None
         try:
-            data = place.read_all([name]).get(name)
-            files, _ = parse_manifest(data, place.path / name)
+            data = read_document(root, name)
+            files, _ = parse_manifest(data, root / name)
         except IndexDamaged as error:
             problems.append(Problem(name, "missing" if data is None else "content", error.message))
             continue
-        todo += [(_join(directory, name), recorded) for name, recorded in files.items()]
-        if there is not None:
-            problems += _find_extra(there, directory, set(files))
+        todo.update({prefix + name: recorded for name, recorded in files.items()})
+        problems += _find_extra(there, prefix, set(files))
     if "calibration" in begun and "operators" not in begun:
         message = "is missing, with all operators: the calibration is of some"
-        problems.append(Problem(_join("operators", MANIFEST), "missing", message))
-    problems += _check_content(place, todo, progress)
+        problems.append(Problem(f"operators/{MANIFEST}", "missing", message))
+    problems += _check_content(root, todo, progress)
+    # 2. what opening says, of the index and of every stage
     try:
         index = Index.open(path)
-        stages = [group for group in STAGE_GROUPS if index.has(group)]
-        for group in stages:
-            index.group_attributes(group)  # a stage is opened, and validated, when it is asked for
+        for group in STAGE_GROUPS:
+            if index.has(group):
+                index.group_attributes(group)
     except IndexFormatError as error:
         if not problems and not isinstance(error, IndexDamaged):
             raise  # another format version, say: whole, but not ours to judge
-        if not problems:
-            problems.append(Problem(MANIFEST, "invariant", error.message))
-        return problems
+        return problems or [Problem(MANIFEST, "invariant", error.message)]
+    # 3. arrays against each other
     if not problems:
-        problems += _check_corpus(index)
-        problems += _check_design(index)
-        if "operators" in stages and index.has("operators/seen"):
+        problems += [*_check_corpus(index), *_check_design(index)]
+        if index.has("operators") and index.has("operators/seen"):
             seen = index.shape("operators/seen")
             if len(seen) != 1 or seen[0] > index.n_chunks:
                 message = f"should have at most {index.n_chunks} entries, has shape {seen}"
@@ -87,58 +107,64 @@ def verify(path: str | os.PathLike[str] | RemotePath, *, progress: Progress | No
     return problems
 
 
-def _exists(place: Place, name: str) -> bool:
+# ---- bytes ----
+
+
+def _exists(root: Path, name: str) -> bool:
     """Whether anything is there, be it a link: that is a problem of its own."""
     try:
-        return place.exists(name)
+        look_inside(root, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except IndexDamaged:
-        return True
+        pass
+    return True
 
 
-def _join(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name
+def _names(root: Path) -> list[str]:
+    """List all files below, and directories, with a slash at their end."""
+    found = []
+    for here, directories, files in os.walk(root):
+        relative = Path(here).relative_to(root)
+        found += [f"{(relative / name).as_posix()}/" for name in directories]
+        found += [(relative / name).as_posix() for name in files]
+    return found
 
 
-def _find_extra(there: Iterable[str], directory: str, files: set[str]) -> Iterator[Problem]:
-    """Files and directories below `directory` that its manifest does not know."""
+def _find_extra(there: list[str], prefix: str, files: set[str]) -> Iterator[Problem]:
+    """Find files and directories that the manifest of a directory does not name."""
     known = files | {str(parent) for name in files for parent in Path(name).parents} | {MANIFEST, "."}
-    elsewhere = (
-        set() if directory else {name for group in STAGE_GROUPS for name in (group, f"{group}.partial")}
-    )
+    elsewhere: set[str] = set()
+    if not prefix:
+        known.add(_SIGNATURE)
+        elsewhere = {name for group in STAGE_GROUPS for name in (group, f"{group}.partial")}
     for name in there:
-        if directory and not name.startswith(f"{directory}/"):
+        relative = name.removeprefix(prefix)
+        if not name.startswith(prefix) or not relative:
             continue
-        relative = name.removeprefix(f"{directory}/") if directory else name
         top, inside, _ = relative.partition("/")
-        if not directory and relative == "signature.json":  # of earlier releases
-            continue
-        if relative.rstrip("/") not in known and relative and not (inside and top in elsewhere):
-            yield _extra(name.rstrip("/"))
+        if relative.rstrip("/") not in known and not (inside and top in elsewhere):
+            yield Problem(name.rstrip("/"), "extra", "is not in the manifest")
 
 
-def _extra(path: str) -> Problem:
-    return Problem(path, "extra", "is not in the manifest")
-
-
-def _check_content(
-    place: Place, todo: list[tuple[str, tuple[int, str]]], progress: Progress | None
-) -> Iterator[Problem]:
-    total = sum(length for _, (length, _) in todo)
+def _check_content(root: Path, todo: Files, progress: Progress | None) -> Iterator[Problem]:
+    """Compare every file with the length and the SHA-256 that its manifest records."""
+    total = sum(length for length, _ in todo.values())
     done = 0
-    for name, (length, sha256) in todo:
+    for name, (length, sha256) in todo.items():
         digest = hashlib.sha256()
         found = 0
         try:
-            for piece in place.pieces(name, length):
-                digest.update(piece)
-                found += len(piece)
-                if progress:
-                    progress(min(done + found, total), total)
-        except IndexUnreachable:
-            raise
+            with os.fdopen(open_inside(root, name), "rb") as file:
+                # a file that grows while it is read is not read for ever
+                while found <= length and (piece := file.read(_READ_BYTES)):
+                    digest.update(piece)
+                    found += len(piece)
+                    if progress:
+                        progress(min(done + found, total), total)
         except FileNotFoundError:
             yield Problem(name, "missing", "is in the manifest, but is no file")
-        except IndexDamaged as error:  # a zip file's own checksum
+        except IndexDamaged as error:  # a link, a device
             yield Problem(name, "content", error.message)
         except OSError as error:  # a sector that cannot be read
             yield Problem(name, "content", f"cannot be read: {error.strerror}")
@@ -150,7 +176,7 @@ def _check_content(
         done += length
 
 
-# ---- what arrays say of each other ----
+# ---- arrays against each other ----
 
 
 def _check_corpus(index: Index) -> Iterator[Problem]:
@@ -180,7 +206,7 @@ def _check_corpus(index: Index) -> Iterator[Problem]:
 
 
 def _check_documents(index: Index) -> Iterator[Problem]:
-    """chunk_document and document_offsets say the same."""
+    """Compare chunk_document with document_offsets."""
     offsets = index.array("corpus/document_offsets")
     for first, last in ranges(index.n_documents):
         bounds = np.asarray(offsets[first : last + 1])
@@ -197,35 +223,14 @@ def _check_documents(index: Index) -> Iterator[Problem]:
 
 def _check_design(index: Index) -> Iterator[Problem]:
     columns = index.array("design/columns")
-    sound = True
-    for first, last in ranges(index.n_chunks):
+    sizes = np.zeros(index.n_subsets, np.int64)
+    for first, last in ranges(index.n_chunks, width=index.degree):
         block = columns[first:last].astype(np.int64)
         bad = (block >= index.n_subsets).any(axis=1) | (np.diff(block, axis=1) <= 0).any(axis=1)
-        if wrong := first_bad(
-            first, bad, "chunk {} has subsets that are not ascending, distinct and below K"
-        ):
+        message = "chunk {} has subsets that are not ascending, distinct and below K"
+        if wrong := first_bad(first, bad, message):
             yield Problem("design/columns", "invariant", wrong)
-            sound = False
-            break
-    if not sound:
-        return
-    offsets = np.asarray(index.array("design/row_offsets"))  # (K + 1,)
-    if not np.array_equal(offsets, offsets_of(row_sizes(columns, index.n_subsets))):
-        yield Problem("design/row_offsets", "invariant", "are not the sizes of the subsets in columns")
-        return
-    if not index.has("design/row_members"):
-        return
-    members = index.array("design/row_members")
-    if members.dtype != member_dtype(index.n_chunks):
-        message = f"should be {member_dtype(index.n_chunks)}, found {members.dtype}"
-        yield Problem("design/row_members", "invariant", message)
-    cursor = offsets[:-1].copy()  # where the next member of each subset is
-    for first, last in ranges(index.n_chunks, width=index.degree):
-        subsets = columns[first:last].ravel()
-        order = np.argsort(subsets, kind="stable")
-        counts = np.bincount(subsets, minlength=index.n_subsets)
-        positions = np.arange(len(order)) + (cursor - offsets_of(counts)[:-1]).repeat(counts)
-        if not np.array_equal(members[positions], first + order // index.degree):
-            yield Problem("design/row_members", "invariant", "are not the transpose of columns")
             return
-        cursor += counts
+        sizes += row_sizes(block, index.n_subsets)
+    if not np.array_equal(np.asarray(index.array("design/row_offsets")), offsets_of(sizes)):
+        yield Problem("design/row_offsets", "invariant", "are not the sizes of the subsets in columns")

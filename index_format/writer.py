@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from index_format import design, durable
-from index_format.build import Build, partial_path
+from index_format import durable
+from index_format.build import Build
 from index_format.confined import refuse_strange_files
+from index_format.design import offsets_of, row_sizes
 from index_format.errors import RESTORE, IndexDamaged, IndexExists, IndexNotFound
 from index_format.layout import (
     ARRAYS,
@@ -19,34 +20,24 @@ from index_format.layout import (
     ROOT_GROUPS,
     SHARD_BYTES,
     STAGE_GROUPS,
-    WITHOUT_MEMBERS,
     check_arrays,
     check_attributes,
-    keeps_members,
+    partial_path,
 )
-from index_format.location import RemotePath, local_directory
+from index_format.location import Given, local_directory
 from index_format.manifest import MANIFEST, read_manifest
 from index_format.metadata import chunk_file
 from index_format.reader import Index
-from index_format.shards import ShardWriter
+from index_format.shards import ranges
 
 
 class IndexWriter(Build):
-    """Builds an index as PATH.partial; PATH appears, whole, by one rename.
-
-    Use as a context manager. After a crash, `create` (or `extend`) with the same build key goes on from the
-    last `commit`, and the result is the same, bit for bit.
-
-    Attributes
-    ----------
-    path : Path
-    state : dict | None      what the last commit recorded; None at a fresh start
-    """
+    """Builds the corpus and the design of an index."""
 
     @classmethod
     def create(
         cls,
-        path: str | os.PathLike[str] | RemotePath,
+        path: Given,
         *,
         build_key: str,
         overwrite: bool = False,
@@ -85,14 +76,12 @@ class IndexWriter(Build):
         )
 
     @classmethod
-    def extend(
-        cls, path: str | os.PathLike[str] | RemotePath, *, build_key: str, overwrite: bool = False
-    ) -> IndexWriter:
+    def extend(cls, path: Given, *, build_key: str, overwrite: bool = False) -> IndexWriter:
         """Begin, or resume, an append to the index at `path`: a new index that starts as the old one.
 
-        Arrays of corpus/ and design/ begin with their present rows, except the transposed design, which is to
-        be built anew (`append_rows_of_design`). Full chunk files are shared with the old index by hard links
-        (copied where there are none); stages' groups are taken over as they are at publication. The old index
+        Arrays of corpus/ and design/ begin with their present rows, except design/row_offsets, which is
+        written anew (`append_row_offsets`). Full chunk files are shared with the old index by hard links
+        (copied where there are none). Stages' groups are taken over as they are at publication. The old index
         is readable, and unchanged, until the new one takes its place in one step.
 
         Raises
@@ -132,24 +121,16 @@ class IndexWriter(Build):
         ends = start + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self.append(f"{prefix}_offsets", ends)
 
-    def append_rows_of_design(self, n_subsets: int, *, max_members: int = 1 << 20) -> None:
-        """Append design/row_offsets and design/row_members: the transpose of design/columns so far. Of more
-        than `layout.MOST_MEMBERS` members only the offsets, which say the subsets' sizes.
-
-        Memory is bounded by `max_members` (4 bytes each, and a few megabytes), whatever the number of chunks;
-        with more members than that, as many bytes as row_members has are needed on disk for the time. A
-        resume begins it again unless the caller has committed in between; hence both arrays must be empty.
-        """
-        for name in ("design/row_offsets", "design/row_members"):
-            if self.length(name):
-                raise ValueError(f"{name} has been written already")
-        columns = _Unmapped(self, "design/columns")
-        sizes = design.row_sizes(columns, n_subsets)
-        self.append("design/row_offsets", design.offsets_of(sizes))
-        if not keeps_members(*columns.shape):
-            return
-        for members in design.iter_row_members(columns, sizes, max_members=max_members, directory=self._data):
-            self.append("design/row_members", members)
+    def append_row_offsets(self, n_subsets: int) -> None:
+        """Append design/row_offsets: the running sum of the subsets' sizes in design/columns so far."""
+        if self.length("design/row_offsets"):
+            raise ValueError("design/row_offsets has been written already")
+        sizes = np.zeros(n_subsets, np.int64)
+        degree = self.view("design/columns").shape[1]
+        for first, last in ranges(self.length("design/columns"), width=degree):
+            # a copy of each block: pages of a map that has been read stay with the process
+            sizes += row_sizes(self.read("design/columns", first, last), n_subsets)
+        self.append("design/row_offsets", offsets_of(sizes))
 
     def publish(self, attributes: Mapping[str, Any]) -> None:
         """Complete the index and make it appear at its path; the writer is closed afterwards.
@@ -165,9 +146,7 @@ class IndexWriter(Build):
         IndexBusy       (an append) a stage is running on the index that would be replaced
         StorageFull     the disk is full; resume later
         """
-        # a release that knows version 1 alone would take an index without members for damaged
-        version = FORMAT_VERSION if "design/row_members" in self._arrays else WITHOUT_MEMBERS
-        self._publish({**attributes, "format_version": version, "shard_bytes": self._shard_bytes})
+        self._publish({**attributes, "format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes})
 
     def _groups(self) -> tuple[str, ...]:
         return ROOT_GROUPS
@@ -186,8 +165,6 @@ class IndexWriter(Build):
             raise ValueError(f"the index is not complete: {'; '.join(wrong)}")
 
     def _populate(self) -> None:
-        """All files of the old corpus and design but the last of each array are shared; that one is copied,
-        because it will grow, and checked while it is copied."""
         files, digest = read_manifest(self.path)
         if digest != self._extends:
             raise IndexDamaged(
@@ -200,6 +177,7 @@ class IndexWriter(Build):
                     self._populate_array(name, index, files)
 
     def _populate_array(self, name: str, index: Index, files: Mapping[str, tuple[int, str]]) -> None:
+        """Share all files of an array but the last; copy that one, because it will grow, and check it."""
         shape, dtype = index.shape(name), index.array(name).dtype.name
         n_files = len(index.shards(name)) if shape[0] else 0
         digests: dict[int, str] = {}
@@ -211,24 +189,14 @@ class IndexWriter(Build):
                 durable.link_or_copy(source, target)
                 digests[file] = expected
             elif durable.copy_file(source, target) != expected:
-                raise IndexDamaged(
-                    f"{source} has other content than the manifest records",
-                    fix=RESTORE,
-                )
-        array = ShardWriter(
-            self._directory(name),
-            dtype,
-            shape[1:],
-            shard_bytes=self._shard_bytes,
-            length=shape[0],
-            digests=digests,
-        )
+                raise IndexDamaged(f"{source} has other content than the manifest records", fix=RESTORE)
+        array = self._writer(name, dtype, shape[1:], length=shape[0], digests=digests)
         array.trim()
-        array.has_new_files = n_files > 0
+        array.has_new_files, array.unsaved = n_files > 0, set(digests)
         self._arrays[name] = array
 
     def _prepare(self) -> None:
-        """An append takes the stages' groups over, finished or not."""
+        """Take the stages' groups over to an extended index, finished or not."""
         if self._extends is None:
             return
         for group in STAGE_GROUPS:
@@ -242,26 +210,10 @@ class IndexWriter(Build):
                 durable.link_tree(self.path / group, self._data / group)
 
 
-class _Unmapped:
-    """An array that is being written, read by slices that are mapped one at a time: pages of a map that has
-    been read stay with the process."""
-
-    def __init__(self, writer: Build, name: str) -> None:
-        self._writer = writer
-        self._name = name
-        self.shape: tuple[int, ...] = writer.view(name).shape
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice, /) -> np.ndarray:
-        return self._writer.read(self._name, *rows.indices(len(self))[:2])
-
-
 class GroupWriter(Build):
     """Builds the group that a stage adds to an index, as INDEX/<group>.partial; replaces INDEX/<group> whole.
 
-    The interface is IndexWriter's. The group has a manifest of its own; the root's never changes.
+    The group has a manifest of its own; the root's never changes.
 
     Parameters
     ----------
@@ -280,7 +232,7 @@ class GroupWriter(Build):
 
     def __init__(
         self,
-        index_path: str | os.PathLike[str] | RemotePath,
+        index_path: Given,
         group: Literal["operators", "truth", "calibration", "run"],
         build_key: str,
         *,

@@ -90,7 +90,6 @@ def preload(*, any_model: bool = True, optimizers: bool = True) -> None:
         import scipy.optimize  # noqa: F401
         import transformers
         import transformers.modeling_utils
-        import zarr  # noqa: F401
 
         for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
             getattr(transformers, name)  # imported when first asked for

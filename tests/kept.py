@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
-_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "numba", "zarr", "safetensors")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "numba", "safetensors")
 _STALE = 7 * 24 * 3600  # seconds that what other code has made stays
 _WHOLE = ".whole"
 

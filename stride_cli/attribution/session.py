@@ -75,14 +75,14 @@ class Session:
         ModelError        a model cannot be loaded, or a checkpoint is gone
         StageMissing      the index has no operators yet
         """
-        from index_format.reader import Index
         from stride_cli.attribution.calibration import readable_calibration, stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.data.workspace import Workspace
+        from stride_cli.opening import open_index
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
         from stride_cli.operators.store import Operators
 
-        index = Index.open(index_path)
+        index = open_index(index_path)
         operators = Operators.from_index(index)
         attributes = index.group_attributes("operators")
         workspace = Workspace.open(index, model or model_path, device=device, dtype=dtype)
@@ -128,7 +128,7 @@ class Session:
         """Share of all chunks that the operators have seen: not those that were appended after the fit."""
         import numpy as np
 
-        from index_format.offsets import ranges
+        from index_format.shards import ranges
 
         seen, total = self.operators.seen, 0
         for start, stop in ranges(len(seen)):

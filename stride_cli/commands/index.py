@@ -37,7 +37,7 @@ from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
-    from index_format.problem import Problem
+    from index_format.verify import Problem
     from stride_cli.corpus.plan import Plan
     from stride_cli.schema.index_records import (
         IndexInfoRecord,
@@ -314,11 +314,11 @@ def _planned_sizes(
 )
 def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
     """What an index holds, and what it was built from."""
-    from index_format.reader import Index
     from stride_cli.corpus.plan import expected_neighbours, expected_overlapping
+    from stride_cli.opening import open_index
 
     path = _named_index(index, index_option)
-    opened = Index.open(path)
+    opened = open_index(path)
     stated = opened.attributes.get
     record: IndexInfoRecord = {
         "schema": "stride.index_info/1",
@@ -422,10 +422,10 @@ def export(
 
     Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
     """
-    from index_format.reader import Index
     from stride_cli.corpus.export import EXPORTS
+    from stride_cli.opening import open_index
 
-    opened = Index.open(find_index(index_option))
+    opened = open_index(find_index(index_option))
     records, count = EXPORTS[what.value]
     with output.progress(f"writing {what.value}", count(opened), unit=what.value) as ticker:
         for record in records(opened):

@@ -430,7 +430,7 @@ def append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree:
             columns = build_columns(start, stop, n_subsets=n_subsets, degree=degree, seed=seed)
             writer.append("design/columns", columns)
             ticker.advance(stop - start)
-    writer.append_rows_of_design(n_subsets)
+    writer.append_row_offsets(n_subsets)
 
 
 # Comparing and counting without writing

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from index_format.design import iter_row_members
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -52,24 +50,12 @@ def chunk_records(index: Index) -> Iterator[IndexChunkRecord]:
 
 
 def subset_records(index: Index) -> Iterator[IndexSubsetRecord]:
-    """One record a subset: its chunks, ascending."""
-    offsets = np.asarray(index.array("design/row_offsets")[:])
-    pieces: Iterable[Any]
-    if index.has("design/row_members"):
-        pieces = [index.array("design/row_members")]
-    else:  # of a large index: sorted anew, in a temporary file
-        pieces = iter_row_members(index.array("design/columns"), np.diff(offsets))
-    number = 0
-    for members in pieces:  # whole subsets each
-        start, stop = int(offsets[number]), int(offsets[number]) + len(members)
-        while number < index.n_subsets and offsets[number + 1] <= stop:
-            own = members[int(offsets[number]) - start : int(offsets[number + 1]) - start]
-            yield {
-                "schema": "stride.index_subset/1",
-                "subset": number,
-                "chunks": np.asarray(own).tolist(),
-            }
-            number += 1
+    """Yield one record a subset: its chunks, ascending."""
+    offsets = np.asarray(index.array("design/row_offsets"))
+    entries = np.argsort(np.asarray(index.array("design/columns")).ravel(), kind="stable")
+    for subset in range(index.n_subsets):
+        own = entries[offsets[subset] : offsets[subset + 1]] // index.degree
+        yield {"schema": "stride.index_subset/1", "subset": subset, "chunks": own.tolist()}
 
 
 # by name: the records, and how many there are

@@ -12,8 +12,8 @@ import numpy as np
 from index_format.durable import require_space
 from index_format.errors import IndexMismatch
 from index_format.location import Location, local_directory
-from index_format.offsets import ranges
 from index_format.reader import Index
+from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.build import append_design, settings_key, storage_errors, suffix_masks

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from index_format.layout import keeps_members
 from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projected_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
@@ -215,7 +214,6 @@ def plan_index(
         "corpus/text_offsets": 8 * (counts.documents + 1) if options.store_text else 0,
         "design/columns": 2 * n * d,
         "design/row_offsets": 8 * (k + 1),
-        "design/row_members": 4 * n * d if keeps_members(n, d) else 0,
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from index_format.errors import IndexDamaged
-from index_format.offsets import ranges
+from index_format.shards import ranges
 from stride_cli.data.residual_codes import BEFORE, unpacked
 
 if TYPE_CHECKING:

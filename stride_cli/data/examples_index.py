@@ -107,7 +107,7 @@ def build_classifier_index(
                 stop = min(start + _BLOCK, n)
                 drawn = build_columns(start, stop, n_subsets=k, degree=d, seed=options.seed)
                 writer.append("design/columns", drawn)
-            writer.append_rows_of_design(k)
+            writer.append_row_offsets(k)
         writer.publish(
             {
                 "seed": options.seed,

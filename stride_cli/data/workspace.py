@@ -60,8 +60,9 @@ class Workspace:
         """
         from index_format.reader import Index
         from stride_cli.data.batches import ChunkReader
+        from stride_cli.opening import open_index
 
-        opened = index if isinstance(index, Index) else Index.open(index)
+        opened = index if isinstance(index, Index) else open_index(index)
         if model is None or isinstance(model, str):
             model = open_model(opened, model, device=device, dtype=dtype)
         check_bounds(opened)

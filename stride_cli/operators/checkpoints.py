@@ -208,7 +208,6 @@ def _fit_into(
         np.asarray(design.columns),
         design.n_subsets,
         settings,
-        rows=design.rows,
         run=run,
     )
     agreement = set_step(SteeredModel.of(model, operators), chunks, settings.seed)

@@ -29,14 +29,12 @@ class Designs:
     columns : (n, C d) unsigned        the subsets of each chunk, those of checkpoint c from c·K
     row_sizes : (K,) or (C, K) int64   |A_k|
     n_subsets : int                    C·K
-    rows : offsets (K + 1,) and members (n d,) of the subsets, where the index has them
     each : the columns (n, d) of every checkpoint's own design, of K subsets
     """
 
     columns: Any
     row_sizes: np.ndarray
     n_subsets: int
-    rows: tuple[np.ndarray, Any] | None = None
     each: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -48,10 +46,8 @@ class Designs:
         """The index's own, or one like it from another seed."""
         if seed is not None:
             return cls.drawn(index.n_chunks, index.n_subsets, index.degree, seed)
-        offsets = np.asarray(index.array("design/row_offsets"))
-        stored = index.has("design/row_members")
-        rows = (offsets, index.array("design/row_members")) if stored else None
-        return cls(index.array("design/columns"), np.diff(offsets), index.n_subsets, rows)
+        sizes = np.diff(index.array("design/row_offsets"))
+        return cls(index.array("design/columns"), sizes, index.n_subsets)
 
     @classmethod
     def drawn(cls, n_chunks: int, n_subsets: int, degree: int, seed: int) -> Designs:

@@ -45,7 +45,6 @@ def fit_operators(
     n_subsets: int,
     settings: Any,
     *,
-    rows: tuple[np.ndarray, Any] | None = None,
     run: FitRun = FitRun(),
 ) -> Operators:
     """Fit one operator per subset.
@@ -54,14 +53,12 @@ def fit_operators(
     ----------
     columns : (n, d) unsigned        the subsets of each chunk
     settings : ClosedSettings or SgdSettings
-    rows : ((K + 1,), (n d,)), optional      the design's offsets and members, else made from `columns` (sgd)
     run : FitRun
 
     Raises
     ------
     NumericalError      a loss or a gate is not finite
     """
-    from index_format.design import build_rows
     from stride_cli.operators.closed import ClosedSettings, fit_closed
 
     saving: dict[str, Any] = {"scratch": run.scratch, "save_seconds": run.save_seconds}
@@ -70,8 +67,9 @@ def fit_operators(
             model, chunks, np.asarray(columns), n_subsets, settings, **saving, crew=run.crew
         )
     else:
-        offsets, members = rows if rows is not None else build_rows(np.asarray(columns), n_subsets)
-        operators = published_recipe().fit_sgd(model, chunks, offsets, members, settings, **saving)
+        recipe = published_recipe()
+        rows = recipe.build_rows(np.asarray(columns), n_subsets)
+        operators = recipe.fit_sgd(model, chunks, *rows, settings, **saving)
     if not all(np.isfinite(gate).all() for gate in operators.gates if not isinstance(gate, PackedGates)):
         raise NumericalError(
             "the fitted gates are not finite", fix="raise --damping, or run with --dtype fp32"

@@ -42,7 +42,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.randomness import stream
-from stride_cli.research.paper.sgd import fit_sgd
+from stride_cli.research.paper.sgd import build_rows, fit_sgd
 from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import interleave, machine, watched_memory
 
@@ -129,8 +129,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if "sgd" not in given.parts:
         return
     sgd = resolve_settings(SgdOptions(), model, index)
-    offsets = np.asarray(index.array("design/row_offsets"))
-    members = np.asarray(index.array("design/row_members"))
+    offsets, members = build_rows(columns, index.n_subsets)
     whole = ChunkReader(index)
 
     def steps(count: int) -> float:

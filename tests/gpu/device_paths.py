@@ -107,8 +107,7 @@ class Paths:
         return [made.step]
 
     def sgd(self) -> list[np.ndarray]:
-        from index_format.design import build_rows
-        from stride_cli.research.paper.sgd import SgdSettings, fit_sgd
+        from stride_cli.research.paper.sgd import SgdSettings, build_rows, fit_sgd
 
         offsets, members = build_rows(self.columns, K)
         chosen = SgdSettings(

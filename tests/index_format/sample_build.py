@@ -59,7 +59,7 @@ def finish(writer: IndexWriter, start: int, stop: int, every: int) -> None:
         append_documents(writer, done, upto)
         done = upto
         writer.commit({"documents": done})
-    writer.append_rows_of_design(N_SUBSETS, max_members=100)
+    writer.append_row_offsets(N_SUBSETS)
     writer.publish(ATTRIBUTES)
 
 

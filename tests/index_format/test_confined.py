@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from index_format.confined import is_inside, open_inside, refuse_strange_files
+from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexFormatError
-from index_format.journal import Journal
+from index_format.layout import FORMAT_VERSION
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
 from index_format.reader import Index
 from index_format.verify import verify
@@ -179,7 +180,13 @@ COMMIT = {"kind": "commit", "arrays": ARRAYS, "sealed": {}, "state": {}}
 def test_entries_of_a_journal(tmp_path: Path, sample, victim: Path, commit: dict) -> None:
     path = tmp_path / "run.stride"
     sample.build(path)
-    header = {"kind": "header", "format_version": 1, "build_key": "k", "extends": None, "shard_bytes": 4096}
+    header = {
+        "kind": "header",
+        "format_version": FORMAT_VERSION,
+        "build_key": "k",
+        "extends": None,
+        "shard_bytes": 4096,
+    }
     partial = path / "operators.partial"
     (partial / "data").mkdir(parents=True)
     with (partial / Journal.NAME).open("wb") as file:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index_format import design
-from index_format.design import build_columns, build_rows, iter_row_members, member_dtype, row_sizes
+from index_format.design import build_columns
+from stride_cli.research.paper.sgd import build_rows
 
 
 @st.composite
@@ -110,42 +111,12 @@ def test_what_cannot_be_is_refused(changes, words):
     assert all(word in str(caught.value) for word in words)
 
 
-@given(designs(30), st.integers(0, 80), st.integers(1, 100))
+@given(designs(30), st.integers(0, 80))
 @settings(max_examples=60, deadline=None)
-def test_rows_are_the_transpose(how, n, max_members):
+def test_rows_are_the_transpose(how, n):
     columns = build_columns(0, n, **how)
     offsets, members = build_rows(columns, how["n_subsets"])
     assert offsets.dtype == np.int64 and members.dtype == np.uint32
     for subset in range(how["n_subsets"]):
         expected = np.flatnonzero((columns == subset).any(axis=1))
         np.testing.assert_array_equal(members[offsets[subset] : offsets[subset + 1]], expected)
-    sizes = row_sizes(columns, how["n_subsets"])
-    np.testing.assert_array_equal(np.diff(offsets), sizes)
-    pieces = list(iter_row_members(columns, sizes, max_members=max_members))
-    np.testing.assert_array_equal(np.concatenate(pieces), members)
-    assert all(len(piece) <= max(max_members, sizes.max()) for piece in pieces)
-
-
-def test_rows_across_blocks(monkeypatch):
-    columns = build_columns(0, 3000, n_subsets=50, degree=4, seed=1)
-    expected = build_rows(columns, 50)
-    original = design._blocks
-    monkeypatch.setattr(design, "_blocks", lambda columns: original(columns, entries=400))
-    for found, wanted in zip(build_rows(columns, 50), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("max_members, n_pieces", [(1, 50), (700, 23), (5_000, 3), (12_000, 1)])
-def test_pieces_are_merged_from_blocks(monkeypatch, tmp_path, max_members, n_pieces):
-    columns = build_columns(0, 3000, n_subsets=50, degree=4, seed=1)
-    original = design._blocks
-    monkeypatch.setattr(design, "_blocks", lambda columns: original(columns, entries=1_000))
-    sizes = row_sizes(columns, 50)
-    pieces = list(iter_row_members(columns, sizes, max_members=max_members, directory=tmp_path))
-    np.testing.assert_array_equal(np.concatenate(pieces), build_rows(columns, 50)[1])
-    assert len(pieces) == n_pieces
-    assert list(tmp_path.iterdir()) == []  # the file has no name
-
-
-def test_member_dtype_grows_past_32_bits():
-    assert member_dtype(2**32) == np.uint32 and member_dtype(2**32 + 1) == np.uint64

@@ -101,7 +101,6 @@ def complete():
         "corpus/document_id_offsets": (4,),
         "design/columns": (7, 2),
         "design/row_offsets": (6,),
-        "design/row_members": (14,),
     }
     return shapes, {name: ARRAYS[name].dtypes[0] for name in shapes}
 

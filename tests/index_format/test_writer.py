@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index_format import durable
+from index_format.durable import Journal
 from index_format.errors import (
     IndexBusy,
     IndexDamaged,
@@ -22,7 +23,6 @@ from index_format.errors import (
     IndexNotFound,
     StorageFull,
 )
-from index_format.journal import Journal
 from index_format.layout import SHARD_BYTES
 from index_format.reader import Index
 from index_format.shards import ShardedArray, ShardWriter, map_array
@@ -310,9 +310,9 @@ def test_an_incomplete_index_is_not_published(tmp_path, sample):
         sample.append_documents(writer, 0, 5)
         with pytest.raises(ValueError, match="design/row_offsets is missing"):
             writer.publish(sample.ATTRIBUTES)
-        writer.append_rows_of_design(sample.N_SUBSETS)
+        writer.append_row_offsets(sample.N_SUBSETS)
         with pytest.raises(ValueError, match="written already"):
-            writer.append_rows_of_design(sample.N_SUBSETS)
+            writer.append_row_offsets(sample.N_SUBSETS)
         with pytest.raises(ValueError, match="'seed' is missing"):
             writer.publish({k: v for k, v in sample.ATTRIBUTES.items() if k != "seed"})
         with pytest.raises(ValueError, match="should have shape"):
@@ -330,7 +330,7 @@ def test_an_index_with_an_empty_array(tmp_path, sample):
     """No text at all in any document: text_bytes has no rows, and no file."""
     with IndexWriter.create(tmp_path / "run", build_key="k") as writer:
         sample.append_documents(writer, 0, 1)  # document 0 has the empty text
-        writer.append_rows_of_design(sample.N_SUBSETS)
+        writer.append_row_offsets(sample.N_SUBSETS)
         writer.publish(sample.ATTRIBUTES)
     index = Index.open(tmp_path / "run")
     assert index.document_text(0) == "" and index.array("corpus/text_bytes").shape == (0,)

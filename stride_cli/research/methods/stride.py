@@ -139,9 +139,7 @@ class StrideMethod:
             settings = resolve_settings(options, model, workspace.index)
             columns = np.asarray(design.columns)
             _know_beginnings(workspace, settings)
-            operators = fit_operators(
-                model, workspace.chunks, columns, design.n_subsets, settings, rows=design.rows
-            )
+            operators = fit_operators(model, workspace.chunks, columns, design.n_subsets, settings)
             fitted.append((path, operators.packed()))
             del model, operators
         return fitted

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from index_format.design import offsets_of, row_sizes
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
@@ -364,3 +365,22 @@ def _steer(
         if space.site == "logit"
     ]
     return final, logit, [*shifts, *logit][0][:, : final.shape[1]]
+
+
+def build_rows(columns: np.ndarray, n_subsets: int) -> tuple[np.ndarray, np.ndarray]:
+    """Transpose the design: list the members of every subset.
+
+    Parameters
+    ----------
+    columns : (n, d) uint16 or uint32
+    n_subsets : int        K
+
+    Returns
+    -------
+    row_offsets : (K + 1,) int64
+    row_members : (n d,) uint32, or uint64 where n > 2**32
+        Subset k holds chunks ``row_members[row_offsets[k] : row_offsets[k + 1]]``, ascending.
+    """
+    entries = np.argsort(columns.ravel(), kind="stable")  # stable: members stay ascending
+    dtype = np.uint32 if len(columns) <= 1 << 32 else np.uint64
+    return offsets_of(row_sizes(columns, n_subsets)), (entries // columns.shape[1]).astype(dtype)

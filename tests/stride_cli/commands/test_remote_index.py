@@ -46,14 +46,12 @@ def test_what_is_in_it(run, workspace, remote):
         here, there = run(command.format(workspace / "run.stride")), run(command.format(remote))
         assert there.code == here.code == 0, there.err
         assert there.records[0]["index"] == remote
-        # on disk there are two manifests as well, which do not list themselves
+        # on disk there are manifests as well, which do not list themselves
         assert without(there.records[0], "index", "bytes") == without(here.records[0], "index", "bytes")
-        if "bytes" in here.records[0]:
-            manifests = sum(file.stat().st_size for file in workspace.glob("run.stride/**/manifest.json"))
-            assert there.records[0]["bytes"] + manifests == here.records[0]["bytes"]
 
 
-def test_damage_is_exit_code_1(run, workspace, served, tmp_path):
+def test_damage_is_exit_code_1(run, workspace, served, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where the whole one has not been fetched
     damaged = workspace / "damaged.stride"
     shutil.copytree(workspace / "run.stride", damaged)
     tokens = damaged / "corpus/tokens/c/0"
@@ -61,21 +59,11 @@ def test_damage_is_exit_code_1(run, workspace, served, tmp_path):
     try:
         for index in (f"{served}/damaged.stride", shutil.make_archive(str(tmp_path / "a"), "zip", damaged)):
             found = run(f"index verify {index} --json")
-            assert found.code == 1
-            assert [(r["path"], r["kind"]) for r in found.records] == [("corpus/tokens/c/0", "content")]
-            found = run(f"index export chunks --index {index}")
+            assert found.code == 1 and "corpus/tokens/c/0" in found.records[0]["message"]
+            found = run(f"index info {index}")
             assert found.code == 3 and f"{index}/corpus/tokens/c/0" in found.err
     finally:
         shutil.rmtree(damaged)
-
-
-@pytest.mark.parametrize("what", ["documents", "chunks", "subsets"])
-def test_exporting(run, workspace, remote, what):
-    here, there = (
-        run(f"index export {what} --index {index}") for index in (workspace / "run.stride", remote)
-    )
-    assert there.code == 0, there.err
-    assert there.out == here.out != ""
 
 
 @pytest.mark.slow

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from index_format.design import build_rows
 from stride_cli.data.batches import ChunkReader
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.research.paper import sgd
 from stride_cli.research.paper.base_states import BaseStates
 from stride_cli.research.paper.losses import fidelity_loss, linearity_residual, stability_loss
-from stride_cli.research.paper.sgd import CURVES, SgdSettings, fit_sgd
+from stride_cli.research.paper.sgd import CURVES, SgdSettings, build_rows, fit_sgd
 
 K = 10
 SETTINGS = SgdSettings(
