@@ -12,7 +12,8 @@ import numpy as np
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import CorpusError
 
-# Private-use characters that stand for the contents while a chat template is taken apart.
+Span = tuple[int, int]  # first and after the last, of characters or tokens
+# private-use characters that stand around the contents while a chat template is taken apart
 _OPEN, _CLOSE = "\ue0a0", "\ue0a1"
 
 
@@ -20,36 +21,26 @@ _OPEN, _CLOSE = "\ue0a0", "\ue0a1"
 class Encoded:
     """A tokenised document.
 
-    Attributes
-    ----------
-    tokens : ndarray (L,) int32
-        With one BOS in front where the tokenizer has one.
-    scored : ndarray (L,) bool
-        The tokens whose loss counts (ω, paper app:token_masking): all of a text, only the answers of a
-        prompt and response or a conversation. Never the first, which has nothing before it.
-    document : Document
-    is_text : bool
-        Whether all but the first are scored.
+    Attributes:
+        tokens: (L,) int32, with one BOS in front where the tokenizer has one.
+        scored: (L,) bool, the tokens whose loss counts (ω, paper app:token_masking): all of a text, only the
+            answers of a prompt and response or a conversation. Never the first, which has nothing before it.
     """
 
     tokens: np.ndarray
     scored: np.ndarray
     document: Document
-    is_text: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A contiguous block of a document.
 
-    Attributes
-    ----------
-    tokens : ndarray (L,) int32, 1 <= L <= block_size
-    loss_start : int
-        First scored position, at least 1 (the first token of a chunk is read without context); L when none
-        is.
-    loss_mask : ndarray (L,) uint8 | None
-        1 where a token is scored; None when that is loss_start … L-1.
+    Attributes:
+        tokens: (L,) int32, 1 <= L <= block_size.
+        loss_start: First scored position, at least 1 (the first token of a chunk is read without context); L
+            when none is.
+        loss_mask: (L,) uint8, 1 where a token is scored; None when that is loss_start … L-1.
     """
 
     tokens: np.ndarray
@@ -58,7 +49,7 @@ class Chunk:
 
     @property
     def n_scored(self) -> int:
-        """How many of the tokens are scored."""
+        """Count the scored tokens."""
         return len(self.tokens) - self.loss_start if self.loss_mask is None else int(self.loss_mask.sum())
 
 
@@ -66,18 +57,12 @@ class Chunk:
 class Blocks:
     """The chunks of several documents, one after the other.
 
-    Attributes
-    ----------
-    tokens : ndarray (T,) uint16 or uint32
-    lengths : ndarray (n,) int64
-        Tokens of each chunk.
-    loss_starts : ndarray (n,) int32
-    loss_masks : dict of int to ndarray
-        Chunk number → `Chunk.loss_mask`, of the chunks that have one.
-    chunks_of : ndarray (D,) int64
-        Chunks of each document.
-    scored_of : ndarray (D,) int64
-        Scored tokens of each document.
+    Attributes:
+        tokens: (T,) uint16 or uint32.
+        lengths: (n,) int64, tokens of each chunk.
+        loss_starts: (n,) int32.
+        loss_masks: Chunk number → `Chunk.loss_mask`, of the chunks that have one.
+        chunks_of, scored_of: (D,) int64, chunks and scored tokens of each document.
     """
 
     tokens: np.ndarray
@@ -91,13 +76,11 @@ class Blocks:
 class DocumentTokenizer:
     """Tokenises documents in batches with the checkpoint's own tokenizer, and cuts them into chunks.
 
-    Parameters
-    ----------
-    tokenizer : transformers tokenizer
-        Its chat template, where it has one, joins prompt and response, and messages; without one the parts
-        are joined by line breaks. Special tokens written out in a text are read as such, as in training.
-    block_size : int
-        Most tokens of a chunk.
+    Args:
+        tokenizer: Of transformers. Its chat template, where it has one, joins prompt and response, and
+            messages; without one the parts are joined by line breaks. Special tokens written out in a text
+            are read as such, as in training.
+        block_size: Most tokens of a chunk.
     """
 
     def __init__(self, tokenizer: Any, *, block_size: int) -> None:
@@ -109,7 +92,7 @@ class DocumentTokenizer:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.bos: int | None = tokenizer.bos_token_id
-        # a byte-level tokenizer may have more ids than len() counts when ids are not contiguous
+        # ids need not be contiguous: there may be more than len() counts
         highest = max(tokenizer.get_vocab().values(), default=0)
         self.token_dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.uint32)
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -117,61 +100,62 @@ class DocumentTokenizer:
         self._backend = _plain_backend(tokenizer)
         self._scaffold = lru_cache(maxsize=256)(self._take_apart)
 
+    def chunks_of(self, documents: Sequence[Document]) -> Blocks:
+        """Tokenise documents and cut them; raises as `encode_batch`."""
+        return self._cut(self.encode_batch(documents))
+
     def encode_batch(self, documents: Sequence[Document]) -> list[Encoded]:
         """Tokenise documents; the order is kept, and a document's result does not depend on its batch.
 
-        Raises
-        ------
-        CorpusError
-            The chat template refuses a conversation, or rewrites its answers so that they cannot be found
-            again.
+        Raises:
+            CorpusError: The chat template refuses a conversation, or rewrites its answers so that they cannot
+                be found again.
         """
-        texts: list[str] = []
-        answers: list[list[tuple[int, int]] | None] = []
-        for document in documents:
-            text, spans = self._render(document)
-            texts.append(text)
-            answers.append(spans)
+        # 1. the text of each document, and the characters of its answers (None: all of it is scored)
+        rendered = [self._render(document) for document in documents]
+        texts = [text for text, _ in rendered]
         if not texts:
             return []
-        if self._backend is not None and all(spans is None for spans in answers):
-            encodings = self._encode_fast(texts)
-            return [
-                self._encoded(document, encoding.ids, None, None, 0)
-                for document, encoding in zip(documents, encodings, strict=True)
-            ]
-        batch = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            # else a warning for each document longer than the context: that is what chunks are for
-            verbose=False,
-        )
-        return [
-            self._encoded(document, ids, spans, batch, number)
-            for number, (document, ids, spans) in enumerate(
-                zip(documents, batch["input_ids"], answers, strict=True)
+        # 2. token ids; of texts without their places in characters, which takes a fifth of the time
+        batch: Any = None
+        if self._backend is not None and all(spans is None for _, spans in rendered):
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._backend.encode_special_tokens = self.tokenizer.split_special_tokens
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+        else:
+            batch = self.tokenizer(
+                texts,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # no warning for a document longer than the context: chunks are not
             )
-        ]
-
-    def chunks_of(self, documents: Sequence[Document]) -> Blocks:
-        """Tokenise documents and cut them; raises as `encode_batch`."""
-        return self.cut(self.encode_batch(documents))
+            ids = batch["input_ids"]
+        # 3. the scored tokens of each, and its BOS
+        encoded = []
+        for number, (document, (_, spans)) in enumerate(zip(documents, rendered, strict=True)):
+            tokens = np.fromiter(ids[number], np.int32, len(ids[number]))
+            scored = np.ones(len(tokens), bool)
+            if spans is not None:
+                tokens, scored = self._score_answers(document, tokens, spans, batch, number)
+            if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
+                tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
+                scored = np.concatenate([np.zeros(1, bool), scored])
+            scored[:1] = False
+            encoded.append(Encoded(tokens, scored, document))
+        return encoded
 
     def chunks(self, encoded: Encoded) -> list[Chunk]:
         """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
         size = self.block_size
-        if encoded.is_text:  # nothing to look for in each chunk
-            starts = range(0, len(encoded.tokens), size)
-            return [Chunk(encoded.tokens[start : start + size], 1, None) for start in starts]
-        return [
-            _chunk(encoded.tokens[start : start + size], encoded.scored[start : start + size])
-            for start in range(0, len(encoded.tokens), size)
-        ]
+        starts = range(0, len(encoded.tokens), size)
+        return [_chunk(encoded.tokens[at : at + size], encoded.scored[at : at + size]) for at in starts]
 
-    def cut(self, batch: Sequence[Encoded]) -> Blocks:
-        """The `chunks` of all documents of a batch at once; a text costs no Python for each of its chunks."""
+    def _cut(self, batch: Sequence[Encoded]) -> Blocks:
+        """Cut all documents of a batch at once; a text costs no Python for each of its chunks."""
+        # 1. all chunks have block_size tokens but the last of each document; all but the first token score
         sizes = np.array([len(encoded.tokens) for encoded in batch], np.int64)
         chunks_of = -(-sizes // self.block_size)
         lengths = np.full(int(chunks_of.sum()), self.block_size, np.int64)
@@ -181,8 +165,9 @@ class DocumentTokenizer:
         loss_starts = np.ones(len(lengths), np.int32)
         loss_masks = {}
         scored_of = sizes - chunks_of
+        # 2. of documents with unscored tokens, chunk by chunk
         for place, encoded in enumerate(batch):
-            if encoded.is_text:
+            if encoded.scored[1:].all():
                 continue
             pieces = self.chunks(encoded)
             scored_of[place] = sum(piece.n_scored for piece in pieces)
@@ -193,49 +178,28 @@ class DocumentTokenizer:
         tokens = np.concatenate([np.zeros(0, np.int32), *(encoded.tokens for encoded in batch)])
         return Blocks(tokens.astype(self.token_dtype), lengths, loss_starts, loss_masks, chunks_of, scored_of)
 
-    def _encode_fast(self, texts: list[str]) -> Any:
-        """What the tokenizer's own call does, without offsets in characters (a fifth of its time)."""
-        assert self._backend is not None
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = self.tokenizer.split_special_tokens
-        return self._backend.encode_batch_fast(texts, add_special_tokens=False)
+    def _score_answers(
+        self, document: Document, tokens: np.ndarray, spans: list[Span], batch: Any, number: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and scored of a conversation, up to the end of its last answer."""
+        scored = np.zeros(len(tokens), bool)
+        end = 0
+        for span in spans:
+            first, end = self._token_range(batch, number, tokens, span)
+            scored[first:end] = True
+        if end and (document.messages is None or document.messages[-1]["role"] == "assistant"):
+            # the template's text after the last answer is neither scored nor read by scored tokens
+            tokens, scored = tokens[:end], scored[:end]
+        return tokens, scored
 
-    def _encoded(
-        self, document: Document, ids: list[int], spans: list[tuple[int, int]] | None, batch: Any, number: int
-    ) -> Encoded:
-        tokens = np.fromiter(ids, np.int32, len(ids))
-        if spans is None:
-            scored = np.ones(len(tokens), bool)
-        else:
-            scored = np.zeros(len(tokens), bool)
-            end = 0
-            for span in spans:
-                first, end = self._token_range(batch, number, tokens, span)
-                scored[first:end] = True
-            if end and (document.messages is None or document.messages[-1]["role"] == "assistant"):
-                # what the template writes after the last answer is neither scored nor read by what is
-                tokens, scored = tokens[:end], scored[:end]
-        if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
-            tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
-            scored = np.concatenate([np.zeros(1, bool), scored])
-        scored[:1] = False
-        return Encoded(tokens, scored, document, is_text=spans is None or bool(scored[1:].all()))
-
-    def _token_range(
-        self, batch: Any, number: int, tokens: np.ndarray, span: tuple[int, int]
-    ) -> tuple[int, int]:
-        """Tokens that hold a character of the answer, and the end-of-turn token right behind it."""
+    def _token_range(self, batch: Any, number: int, tokens: np.ndarray, span: Span) -> Span:
+        """Return the tokens that hold a character of an answer, and the end-of-turn token behind it."""
         begin, stop = span
-        first = last = None
-        for position in range(begin, stop):  # some tokenizers give no token to white space
-            first = batch.char_to_token(number, position)
-            if first is not None:
-                break
-        for position in range(stop - 1, begin - 1, -1):
-            last = batch.char_to_token(number, position)
-            if last is not None:
-                break
+        place_of = (batch.char_to_token(number, position) for position in range(begin, stop))
+        # some tokenizers give no token to white space
+        first = next((place for place in place_of if place is not None), None)
+        place_of = (batch.char_to_token(number, position) for position in range(stop - 1, begin - 1, -1))
+        last = next((place for place in place_of if place is not None), None)
         if first is None or last is None:
             return 0, 0
         end = last + 1
@@ -246,8 +210,8 @@ class DocumentTokenizer:
             end += 1  # stopping is a part of the answer
         return first, end
 
-    def _render(self, document: Document) -> tuple[str, list[tuple[int, int]] | None]:
-        """The text to tokenise and the character ranges of its answers; None when all of it is scored."""
+    def _render(self, document: Document) -> tuple[str, list[Span] | None]:
+        """Return the text to tokenise and the characters of its answers; None when all of it is scored."""
         if document.text is not None:
             return document.text, None
         if document.messages is not None:
@@ -264,15 +228,14 @@ class DocumentTokenizer:
         if pieces is not None:
             # templates write contents as they are, or without white space around them
             for clean in (lambda content: content, str.strip):
-                joined, spans = _join(
-                    pieces, [{**message, "content": clean(message["content"])} for message in messages]
-                )
+                cleaned = [{**message, "content": clean(message["content"])} for message in messages]
+                joined, spans = _join(pieces, cleaned)
                 if joined == text:
                     return joined, spans
         return text, self._spans_by_prefix(text, messages, document)
 
     def _take_apart(self, roles: tuple[str, ...]) -> list[str] | None:
-        """What the template writes around the contents of a conversation with these roles; None if that
+        """Return what the template writes around the contents of messages of these roles; None if that
         depends on the contents."""
         marked = [{"role": role, "content": f"{_OPEN}{number}{_CLOSE}"} for number, role in enumerate(roles)]
         try:
@@ -287,10 +250,8 @@ class DocumentTokenizer:
             pieces.append(piece)
         return [*pieces, rest]
 
-    def _spans_by_prefix(
-        self, text: str, messages: list[dict[str, str]], document: Document
-    ) -> list[tuple[int, int]]:
-        """Answers of a template that depends on the contents: what each adds to what was there before."""
+    def _spans_by_prefix(self, text: str, messages: list[dict[str, str]], document: Document) -> list[Span]:
+        """Find the answers of a template that depends on the contents: what each adds to the text before."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -319,22 +280,18 @@ class DocumentTokenizer:
 
 
 def _plain_backend(tokenizer: Any) -> Any:
-    """The `tokenizers` object of a tokenizer whose call is a call of that object and no more; else None."""
+    """Return the `tokenizers` object of a tokenizer whose call is a call of that object; else None."""
     if getattr(type(tokenizer), "calls_its_backend", False):  # `OwnTokenizer`
         return tokenizer.backend_tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast as Fast
 
     kind = type(tokenizer)
-    methods = ("__call__", "_encode_plus")
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
-        getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in methods
-    ):
-        return None
-    return tokenizer.backend_tokenizer
+    own = isinstance(tokenizer, Fast) and kind.__call__ is Fast.__call__
+    return tokenizer.backend_tokenizer if own and kind._encode_plus is Fast._encode_plus else None
 
 
-def _join(pieces: Sequence[str], messages: Sequence[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
-    """The contents between the pieces, and the character ranges of the assistant's."""
+def _join(pieces: Sequence[str], messages: Sequence[dict[str, str]]) -> tuple[str, list[Span]]:
+    """Write the contents between the pieces; also the characters of the assistant's."""
     parts, spans, length = [], [], 0
     for piece, message in zip(pieces, messages, strict=False):
         length += len(piece)
@@ -359,7 +316,7 @@ def _chunk(tokens: np.ndarray, scored: np.ndarray) -> Chunk:
 
 
 def scored_positions(chunk: Chunk) -> np.ndarray:
-    """Positions of a chunk's scored tokens (ω), ascending, each at least 1."""
+    """Return the positions of a chunk's scored tokens (ω), ascending, each at least 1."""
     if chunk.loss_mask is None:
         return np.arange(chunk.loss_start, len(chunk.tokens))
     return np.flatnonzero(chunk.loss_mask)

@@ -141,7 +141,7 @@ def test_documents(
     def cut(tokenizer: Any) -> list[tuple[Any, ...]]:
         one = DocumentTokenizer(tokenizer, block_size=16)
         encoded = [*one.encode_batch(documents), *one.encode_batch(documents[:1])]
-        return [(found.tokens.tolist(), found.scored.tolist(), found.is_text) for found in encoded]
+        return [(found.tokens.tolist(), found.scored.tolist()) for found in encoded]
 
     wanted = cut(both[1])
     monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
