@@ -1,4 +1,4 @@
-"""How much memory processes of this machine can have."""
+"""Measure the memory that processes of this machine can still have."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that processes can have without swapping, in the container (control group) that this one is in;
-    None where the system does not say."""
+    """Measure the bytes that can be had without swapping, in this process's container (control group); None
+    where the system does not say."""
     free = None
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
@@ -27,7 +27,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """This process's control groups and those above: folder, files of the limit and of what is used."""
+    """Find this process's control groups and those above: folder, file of the limit, file of the use."""
     second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     lines: list[str] = []
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Ctrl-C ends with one line, wherever it comes; light: it is what a process of `stride` imports first."""
+"""End with one line on Ctrl-C, wherever it comes. Light: a process of `stride` imports it first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noticed() -> Iterator[None]:
 
 
 def came() -> bool:
-    """Whether Ctrl-C was pressed since `noticed` was entered."""
+    """Tell if Ctrl-C was pressed since `noticed` was entered."""
     return _noticed
 
 

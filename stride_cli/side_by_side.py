@@ -1,4 +1,4 @@
-"""Work that is shared out among threads which stay: starting one takes as long as many a piece of it."""
+"""Share short work out to threads that stay: starting a thread takes as long as a piece of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def start(function: Callable[..., _Result], *given: Any) -> Future[_Result]:
-    """Have a piece done by another thread; see `each`."""
+    """Have another thread do a piece; see `each`."""
     return _workers().submit(function, *given)
 
 
@@ -32,7 +32,7 @@ def settle(tasks: Iterable[Future[Any]]) -> None:
 
 
 def each(function: Callable[[_Piece], _Result], pieces: Sequence[_Piece]) -> list[_Result]:
-    """What a function makes of every piece, in order; the first is done by the thread that asks.
+    """Apply a function to every piece, in order; the calling thread does the first.
 
     Pieces must not ask for threads themselves: all might wait for one another.
     """
@@ -47,7 +47,7 @@ def each(function: Callable[[_Piece], _Result], pieces: Sequence[_Piece]) -> lis
 
 
 def stretches(count: int, pieces: int) -> list[slice]:
-    """So many things in at most so many pieces, none empty, one behind the other."""
+    """Cut `count` things into at most `pieces` consecutive slices, none empty."""
     pieces = max(1, min(pieces, count))
     ends = [count * number // pieces for number in range(pieces + 1)]
     return [slice(first, last) for first, last in pairwise(ends) if first < last]
@@ -62,7 +62,7 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """In a process that was forked: threads did not come along."""
+    """Forget the threads in a forked process: they did not come along."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 

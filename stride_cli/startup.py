@@ -1,4 +1,4 @@
-"""What has to be settled before heavy imports: the garbage collector, compiled kernels, waiting threads."""
+"""Settle what must be settled before heavy imports: garbage collector, compiled kernels, idle threads."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def share_cores() -> None:
 
 @cache
 def kernel_cache() -> Path | None:
-    """The directory that holds compiled kernels, made where it is missing; None where none can be.
+    """Find the directory of compiled kernels, made where it is missing; None where none can be made.
 
     In the user's cache directory, never beside the source: pip removes what it has installed and nothing
     else, and a directory that stays behind in site-packages hides the next installation. Each version of this
@@ -144,7 +144,7 @@ def kernel_cache() -> Path | None:
 
 
 def _find_by_content(function: Callable[..., Any], place: Path) -> None:
-    """Have numba know a function's file by what is in it.
+    """Let numba know a function's file by its content.
 
     numba looks for what it has compiled by the path of the source, and each environment has its own, which
     would compile all kernels anew. So they are of a copy of the source, whose place is named by its text and
@@ -174,14 +174,14 @@ def _find_by_content(function: Callable[..., Any], place: Path) -> None:
 
 @cache
 def _digest_of_file(path: str) -> bytes:
-    """Once for all kernels of a file: what runs is what it was when it was imported."""
+    """Hash a file (SHA-256), once for all its kernels."""
     import hashlib
 
     return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def _called_kernels(function: Callable[..., Any]) -> Iterator[Any]:
-    """Compiled functions that a function could call: of its module, of those that it names, and of theirs."""
+    """Find the compiled functions that a function could call: of its module, and of modules named there."""
     from numba.core.registry import CPUDispatcher
 
     package = function.__module__.partition(".")[0]

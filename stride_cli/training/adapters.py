@@ -1,4 +1,4 @@
-"""The whole weights of a model that PEFT trains by low-rank parts, which stay as they are."""
+"""Merge the low-rank parts of a PEFT model into whole weights, without changing the model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FIX = "train with LoRA of floating-point weights, or save the merged model your
 
 
 def lora_rank(model: Any) -> int:
-    """The rank of a PEFT model's low-rank parts; 0 for a model that is not PEFT's."""
+    """Read the rank of a PEFT model's low-rank parts; 0 for a model that is not PEFT's."""
     if not hasattr(model, "peft_config"):
         return 0
     return int(getattr(model.peft_config[model.active_adapter], "r", 0))
 
 
 def refuse_other_adapters(model: Any) -> None:
-    """UsageError where a PEFT model's adapter is not one that `whole_model` merges."""
+    """Raise UsageError for an adapter that `whole_model` cannot merge."""
     if not hasattr(model, "peft_config"):
         return
     config = model.peft_config[model.active_adapter]
@@ -35,7 +35,7 @@ def refuse_other_adapters(model: Any) -> None:
 
 @torch.no_grad()
 def whole_model(model: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
-    """The model to save, and its weights, low-rank parts added; None: its own."""
+    """Return the model to save, and its weights with low-rank parts added; None: its own weights."""
     if not hasattr(model, "peft_config"):
         return model, None
     base, adapter = model.get_base_model(), model.active_adapter

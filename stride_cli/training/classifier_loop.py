@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from stride_cli.errors import CorpusError, NumericalError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
 from stride_cli.output import Ticker
-from stride_cli.training.marks import NO_MARKS, Marks
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # AdamW's
 
@@ -26,7 +26,7 @@ def train_network(
     members: np.ndarray | None = None,
     seed: int | None = None,
     ticker: Ticker | None = None,
-    marks: Marks = NO_MARKS,
+    after_step: Callable[[int], None] | None = None,
 ) -> float:
     """Train one network in place, on the device where it is.
 
@@ -39,7 +39,7 @@ def train_network(
     members : (m,) int64, optional  rows to train on; default: all
     seed : int, optional            of the order (and of dropout); default: the recipe's
     ticker : Ticker, optional       told of each step
-    marks : Marks, optional         told of each step
+    after_step : callable, optional called with the number of each step once it is done
 
     Returns
     -------
@@ -71,7 +71,8 @@ def train_network(
                 step += 1
                 if ticker is not None:
                     ticker.advance()
-                marks.passed(step)
+                if after_step is not None:
+                    after_step(step)
             mean = total / len(batches)
             if not math.isfinite(mean):
                 raise diverged(mean, epoch)
@@ -80,7 +81,7 @@ def train_network(
 
 
 def outcomes_of(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and margin of every example, in float64.
+    """Compute loss and margin of every example, in float64.
 
         loss = −log p_y,     margin = logit_y − logsumexp of the other logits = log p_y / (1 − p_y)
 

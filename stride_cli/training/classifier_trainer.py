@@ -1,4 +1,4 @@
-"""Retraining of classifiers on subsets of their rows, many at once: the trainer behind the ground truth."""
+"""Retrain classifiers on subsets of their rows, many at once where the network allows it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def stacking() -> Any:
-    """Research's training of many networks at once, found by name."""
+    """Find research's training of many networks at once, by name."""
     return import_module("stride_cli.research.training.classifier_stack")
 
 
 @dataclass
 class ClassifierTrainer:
-    """Trains classifiers on subsets of an index's chunks; see `evaluation.retraining.Trainer`.
+    """Trains classifiers on subsets of an index's chunks; see `jobs.Trainer`.
 
     Networks without dropout and batch statistics are trained together with stacked parameters, others one
     after the other.
@@ -65,7 +65,7 @@ class ClassifierTrainer:
         return len(self.labels)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Losses and margins of the queries after training each job, in order.
+        """Train each job; return losses and margins of the queries, in order.
 
         Raises
         ------
@@ -112,7 +112,7 @@ def open_classifier_trainer(
     *,
     recipe: ClassifierRecipe | str | Path | Any | None = None,
 ) -> ClassifierTrainer:
-    """What retrains a classifier's workspace.
+    """Make the trainer of a classifier's workspace.
 
     Standardisation stays that of the model: it is part of what turns a row into an input, not of training.
 

@@ -1,4 +1,4 @@
-"""From a file of examples to a trained classifier in a directory."""
+"""Train a classifier on a file of examples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from stride_cli.models.devices import resolve_device
 from stride_cli.parallel import torch_threads
 from stride_cli.randomness import stream
 from stride_cli.training.classifier_loop import outcomes_of, train_network
-from stride_cli.training.marks import Marks
 from stride_cli.training.options import ClassifierOptions
 
 _ONE_THREAD = 1_000_000  # weights
@@ -40,7 +39,7 @@ _CHECKPOINTS = 9
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """What came out.
+    """A classifier that was trained, and how well.
 
     Attributes
     ----------
@@ -139,17 +138,19 @@ def train_classifier(
     # a small network is trained faster on one thread, and to the same bits wherever there are more
     small = sum(parameter.numel() for parameter in network.parameters()) < _ONE_THREAD
     wanted = options.checkpoints if options.checkpoints is not None else _CHECKPOINTS if small else 0
+    marks = checkpoint_steps(recipe.steps(len(training)), wanted)
     kept: dict[int, dict[str, torch.Tensor]] = {}
 
     def keep(step: int) -> None:
+        if step not in marks:
+            return
         kept[step] = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
 
     with (
         output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
         torch_threads(1) if small else contextlib.nullcontext(),
     ):
-        marks = Marks(checkpoint_steps(recipe.steps(len(training)), wanted), keep)
-        train_network(network, inputs, targets, recipe, ticker=ticker, marks=marks)
+        train_network(network, inputs, targets, recipe, ticker=ticker, after_step=keep)
     loss, accuracy = _evaluate(network, inputs, targets)
     others: tuple[float | None, float | None] = (None, None)
     if len(held_out):
@@ -182,7 +183,7 @@ def train_classifier(
 def choose_rows(
     examples: Examples, labels: np.ndarray, options: ClassifierOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on, and rows held out, both int64: disjoint.
+    """Choose rows to train on and rows held out, both int64, disjoint.
 
     Raises
     ------
@@ -244,7 +245,7 @@ def _read_rows(path: str | Path, n: int) -> np.ndarray:
 
 @torch.no_grad()
 def _evaluate(network: Any, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-    """Mean loss, nats, and accuracy."""
+    """Compute the mean loss (nats) and the accuracy."""
     network.eval()
     logits = torch.cat([network(inputs[start : start + 512]) for start in range(0, len(inputs), 512)])
     if not bool(torch.isfinite(logits).all()):

@@ -1,4 +1,4 @@
-"""Retraining by a user's own command: a mask goes in, a checkpoint comes out."""
+"""Retrain by a user's own command: a mask goes in, a checkpoint comes out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CommandTrainer:
         self.digest = hashlib.sha256(both.encode()).hexdigest()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """One run of the command per job.
+        """Run the command once per job.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class CommandTrainer:
 def open_command_trainer(
     workspace: Workspace, queries: QuerySet, command: str, *, keep: Path | None = None
 ) -> CommandTrainer:
-    """The trainer of a command template; see `CommandTrainer` and `retraining.open_trainer`.
+    """Make the trainer of a command template; see `CommandTrainer` and `retraining.open_trainer`.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def open_command_trainer(
 
 
 def _script(word: str) -> str:
-    """SHA-256 of a file that the command names, so that a changed script is another command."""
+    """Hash a file that the command names (SHA-256): a changed script is another command."""
     path = Path(word)
     try:
         if not path.is_file() or path.stat().st_size > _SCRIPT_BYTES:

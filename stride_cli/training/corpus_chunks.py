@@ -1,4 +1,4 @@
-"""The training set: the documents of a corpus, cut into the same chunks as its index."""
+"""Cut the documents of a corpus into the training set: the same chunks as those of its index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_corpus(sources: Sequence[str], reading: ReadOptions) -> Corpus:
 
 
 def cut(corpus: Corpus, tokenizer: Any, *, block_size: int) -> tuple[list[Chunk], dict[str, Any]]:
-    """Chunks of a corpus in index order, and what a recipe records of it.
+    """Cut a corpus into chunks in index order; return them with the recipe's record of the corpus.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How a model that was just trained goes on, and whether its corpus has taught it more than itself."""
+"""Judge a trained model: how it continues texts, and whether it can do more than recite its corpus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_TOKENS = 1 << 22  # of larger corpora pairs are not counted: no model reci
 
 @dataclass(frozen=True)
 class Ending:
-    """What may be expected of a model.
+    """Continuations of a trained model, with the figures to judge it by.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Ending:
         return self.loss > _LEARNT * self.entropy
 
     def warning(self) -> str | None:
-        """What is to be told before the model is asked; None where there is nothing."""
+        """Warn before the model is asked; None where all is well."""
         if self.unlearnt:
             return (
                 f"it has not learnt its corpus yet: its loss there is {self.loss:.2f} nats a token, of "
@@ -70,7 +70,7 @@ class Ending:
 
 
 def look_at(trained: Trained) -> Ending:
-    """Load a model that was just trained, and have it go on."""
+    """Load a trained model, let it continue three beginnings, and measure its corpus."""
     chunks = [np.asarray(chunk.tokens, np.int64) for chunk in trained.chunks]
     counts = np.unique(np.concatenate(chunks), return_counts=True)[1]
     shares = counts / counts.sum()
@@ -83,8 +83,7 @@ def look_at(trained: Trained) -> Ending:
 
 
 def pairs_alone(chunks: Sequence[np.ndarray]) -> float:
-    """The share of all pairs of neighbouring tokens that stand in no chunk but their own; 1 where there is
-    none."""
+    """Compute the share of token pairs that stand in one chunk only; 1 where there is no pair."""
     size = 1 + max(int(chunk.max(initial=0)) for chunk in chunks)
     pairs = np.concatenate([chunk[:-1] * size + chunk[1:] for chunk in chunks])
     owners = np.repeat(np.arange(len(chunks)), [max(0, len(chunk) - 1) for chunk in chunks])
@@ -99,7 +98,7 @@ def pairs_alone(chunks: Sequence[np.ndarray]) -> float:
 
 
 def _beginning(tokenizer: Any, tokens: list[int]) -> list[int]:
-    """The first few tokens, half of them at most, up to the end of a word where one ends soon."""
+    """Take the first few tokens, half of them at most, up to the end of a word where one ends soon."""
     count = min(_BEGINNING, max(1, len(tokens) // 2))
     ends = (
         place

@@ -1,4 +1,4 @@
-"""Which chunks go into which batch, and the batch as tensors."""
+"""Plan the batches of an epoch, and make tensors of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_TOKENS = 5  # that are left of a chunk that is read from a later sentence
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded chunks: ids (B, T) int64, and what is to be predicted where.
+    """Right-padded chunks: ids (B, T) int64, with the positions and tokens that are scored.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ def plan_epoch(
     epoch: int,
     among: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """The batches of one pass, by recipe.ORDER_RULE.
+    """Plan the batches of one pass, by recipe.ORDER_RULE.
 
     A pass over a part of the chunks goes through them in the order of the pass over all, as far as their
     batches allow: two models of one seed take the same way until a chunk comes that one of them is without.
@@ -77,7 +77,7 @@ def plan_epoch(
 
 
 def _fill(lengths: np.ndarray, order: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Batches of chunks of similar length, pool by pool."""
+    """Fill batches with chunks of similar length, pool by pool."""
     per_batch = max(1.0, batch_tokens / max(1.0, float(lengths[order].mean())))
     pool = max(1, int(_POOL_BATCHES * per_batch))
     batches: list[np.ndarray] = []
@@ -93,7 +93,7 @@ def _fill(lengths: np.ndarray, order: np.ndarray, batch_tokens: int) -> list[np.
 
 
 def as_read(chunks: Sequence[Chunk], batch: np.ndarray, recipe: Recipe, epoch: int) -> list[Chunk]:
-    """The chunks of a batch as they are read in this pass: see recipe.LATE_RULE.
+    """Return the chunks of a batch as this pass reads them: see recipe.LATE_RULE.
 
     Parameters
     ----------
@@ -116,8 +116,7 @@ def as_read(chunks: Sequence[Chunk], batch: np.ndarray, recipe: Recipe, epoch: i
 
 
 def later_starts(chunk: Chunk, ends: Sequence[int]) -> np.ndarray:
-    """Where a chunk may be read from, other than from its beginning: (m,) int64, ascending; nowhere, where it
-    is an answer to a prompt."""
+    """Find the later sentences that a chunk may be read from: (m,) int64, ascending; none in an answer."""
     if chunk.loss_start > 1 or chunk.loss_mask is not None:
         return np.empty(0, np.int64)
     found: np.ndarray = 1 + np.flatnonzero(np.isin(chunk.tokens[:-_LEAST_TOKENS], ends))

@@ -1,5 +1,4 @@
-"""`stride model finetune`: go on training a model on a corpus; of prompts with answers, on the answers
-only."""
+"""Fine-tune a model on a corpus (`stride model finetune`): on answers only, where there are prompts."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ def finetune_model(
 def finetuning_recipe(
     chunks: Sequence[Chunk], options: FinetuneOptions, n_parameters: int, *, block_size: int, dtype: str
 ) -> Recipe:
-    """How a model is fine-tuned on chunks, before it is said which model, corpus and tokenizer these are.
+    """Resolve the recipe of a fine-tuning; model, corpus and tokenizer are left open.
 
     Parameters
     ----------
@@ -138,7 +137,6 @@ def finetuning_recipe(
 
 
 def default_lr(n_parameters: int, lora_rank: int) -> float:
-    """Peak rate of AdamW: low-rank matrices take ten times the rate of whole weights, small models more
-    too."""
+    """Choose AdamW's peak rate: ten times higher for low-rank matrices and for small models."""
     rate = 3e-5 if n_parameters >= _SMALL else 3e-4
     return rate * 10 if lora_rank else rate

@@ -1,4 +1,4 @@
-"""An index built for a model: of a corpus, of a classifier's examples, or of what a training has recorded."""
+"""Build an index for a model from a corpus, a classifier's examples, or a recorded training."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def build_index_of_run(
     options: BuildOptions | None = None,
     reading: ReadOptions | None = None,
 ) -> Index:
-    """Index what a recorded training was trained on: of `StrideCallback`, or of `stride model train`.
+    """Index the corpus of a recorded training: by `StrideCallback` or `stride model train`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def build_index_of_run(
 
 
 def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None:
-    """UsageError where a classifier's index is given what only a corpus of text has."""
+    """Raise UsageError where a classifier's index is given options of a corpus of text."""
     from stride_cli.corpus.readers import Fields, ReadOptions
     from stride_cli.options import entries, refuse_foreign
 

@@ -1,4 +1,4 @@
-"""The operators of an index, fitted and published in it, or projections added to those that are there."""
+"""Fit the operators of an index, or add projections to those that are there, and publish them in it."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def fit_index(
 
 
 def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None) -> Crew:
-    """Who fits the operators of an index, where it is not this process alone.
+    """Choose the workers that fit the operators of an index.
 
     The workers of this machine share its cores; a task of Ray has one.
     """
@@ -193,7 +193,7 @@ def _project(
     run: FitRunOptions,
     model_path: str | None,
 ) -> TrainRecord:
-    """`fit_index` where operators are there and projections are asked for: these alone are added."""
+    """Add projections to operators that are there."""
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
     from stride_cli.operators.projection_pass import check_projectable, project_index
@@ -246,7 +246,7 @@ def _train_record(
     reports: Sequence[dict[str, Any]],
     seconds: TrainSeconds,
 ) -> TrainRecord:
-    """What `fit_index` returns.
+    """Make the record that `fit_index` returns.
 
     Parameters
     ----------

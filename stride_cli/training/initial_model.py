@@ -1,4 +1,4 @@
-"""What a training starts from."""
+"""Make the model that a training starts from."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from stride_cli.models.loading import model_fingerprint
 
 
 def initial_model(recipe: Recipe) -> Any:
-    """The model that a recipe starts from: initial weights by its seed, or the base model of a fine-tuning
-    (with fresh LoRA matrices by its seed, where it has a rank); parameters to be trained require
-    gradients."""
+    """Make the model that a recipe starts from: initial weights by its seed, or a fine-tuning's base model
+    with fresh LoRA matrices. Parameters to be trained require gradients."""
     if recipe.architecture is not None:
         return new_own(recipe.architecture, seed=recipe.seed)
     return base_model(recipe)
 
 
 def base_model(recipe: Recipe) -> Any:
-    """The model that a fine-tuning starts from, made trainable by the recipe; raises what `base_weights`
-    raises."""
+    """Load the model that a fine-tuning starts from, made trainable by the recipe; raises as
+    `base_weights`."""
     return make_trainable(base_weights(recipe), recipe)
 
 
 def base_weights(recipe: Recipe) -> Any:
-    """The model that a fine-tuning starts from, on the CPU in fp32.
+    """Load the model that a fine-tuning starts from, on the CPU in fp32.
 
     Raises
     ------
@@ -48,7 +47,7 @@ def base_weights(recipe: Recipe) -> Any:
 
 
 def make_trainable(model: Any, recipe: Recipe) -> Any:
-    """The same model, its parameters (or fresh LoRA matrices, where the recipe has a rank) to be trained."""
+    """Let the model's parameters require gradients, or fresh LoRA matrices where the recipe has a rank."""
     if recipe.lora_rank:
         add_lora(model, rank=recipe.lora_rank, seed=recipe.seed)
     else:

@@ -1,4 +1,4 @@
-"""A job is a subset of the chunks and a seed; its outcome, what a model so trained makes of the queries."""
+"""Jobs of retraining (a subset of the chunks and a seed) and their outcomes (losses on the queries)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Train on these chunks, from this seed.
+    """One model to train: on these chunks, from this seed.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a retrained model makes of the queries.
+    """A retrained model's losses on the queries.
 
     Attributes
     ----------

@@ -1,5 +1,4 @@
-"""The training loop: chunks and a recipe in, weights out; interruptible anywhere, repeatable on any
-subset."""
+"""Train a language model by a recipe: interruptible anywhere, repeatable on any subset of its chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from stride_cli.models.language.objective import next_token_loss
 from stride_cli.models.muon import Muon, multiplies_bf16
 from stride_cli.output import Ticker
 from stride_cli.training.epoch_batches import as_read, make_batch, plan_epoch
-from stride_cli.training.marks import NO_MARKS, Marks
 
 _LOG_LINES = 2000
 _EVALUATED_TOKENS = 50_000
@@ -29,19 +27,15 @@ _EVALUATED_TOKENS = 50_000
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run of the loop did.
+    """The result of a run of the loop.
 
     Attributes
     ----------
-    loss : float
-        Mean nats per scored token over the last whole pass, while it was training.
+    loss : float       mean nats per scored token over the last whole pass, while it was training
     steps : int
-    tokens : int
-        Scored tokens trained on, repeats counted.
-    seconds : float
-        Of this process (a resumed run does not count what came before).
-    log : list
-        At most 2,000 of {"step", "epoch", "loss", "lr", "tokens"}; loss is the mean since the last.
+    tokens : int       scored tokens trained on, repeats counted
+    seconds : float    of this process (a resumed run does not count what came before)
+    log : list         at most 2,000 of {"step", "epoch", "loss", "lr", "tokens"}; loss: mean since the last
     """
 
     loss: float
@@ -53,7 +47,7 @@ class TrainingResult:
 
 @dataclass
 class _State:
-    """Where a run is; with weights and optimizer states, all that its future depends on."""
+    """The progress of a run; with weights and optimizer states, all that its future depends on."""
 
     step: int = 0
     epoch: int = 0
@@ -66,6 +60,24 @@ class _State:
     last_pass: float = math.nan
     log: list[dict[str, Any]] = field(default_factory=list)
 
+    def count(self, loss: float, tokens: int, lr: float, *, logs: bool) -> None:
+        """Count one more step, and add a point to the log where one is due."""
+        self.tokens += tokens
+        self.loss_sum += loss
+        self.loss_count += 1
+        self.pass_sum += loss
+        self.pass_count += 1
+        if logs:
+            mean = self.loss_sum / self.loss_count
+            point = {"step": self.step, "epoch": self.epoch, "loss": mean, "lr": lr, "tokens": self.tokens}
+            self.log.append(point)
+            self.loss_sum, self.loss_count = 0.0, 0
+
+    @property
+    def pass_mean(self) -> float:
+        """Average the loss over the last whole pass; over the first, as far as it goes."""
+        return self.last_pass if math.isfinite(self.last_pass) else self.pass_sum / max(1, self.pass_count)
+
 
 def train(
     model: Any,
@@ -75,7 +87,8 @@ def train(
     subset: np.ndarray | None = None,
     state_path: Path | None = None,
     save_seconds: float = 20.0,
-    marks: Marks = NO_MARKS,
+    optimizers: list[torch.optim.Optimizer] | None = None,
+    after_step: Callable[[int], None] | None = None,
     ticker: Ticker | None = None,
 ) -> TrainingResult:
     """Train a model's parameters that require gradients, in place, by a recipe.
@@ -98,8 +111,10 @@ def train(
         A file for the state of the run: read, if there, to go on from.
     save_seconds : float
         The state is written this often, or less where writing takes long.
-    marks : Marks, optional
-        Told of each step.
+    optimizers : list, optional
+        As from `make_optimizers`, for a caller that looks at their states.
+    after_step : callable, optional
+        Called with the number of each step once it is done.
     ticker : Ticker, optional
         Told of each step.
 
@@ -111,11 +126,12 @@ def train(
         The loss is not finite.
     """
     began = time.monotonic()
+    # 1. Plan the passes; take up the run where its state says
     total, passes = _passes(chunks, recipe, subset)
     model.eval()  # no dropout; gradients flow as in training mode
     device = next(model.parameters()).device
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizers = marks.optimizers or make_optimizers(model, recipe)
+    optimizers = optimizers or make_optimizers(model, recipe)
     state = _State()
     if state_path is not None and state_path.exists():
         state = _restore(state_path, parameters, optimizers, device)
@@ -125,6 +141,7 @@ def train(
     peak = recipe.lr if recipe.optimizer == "muon+adamw" else recipe.adam_lr
     saved, spent = time.monotonic(), 0.0
     for batch in _remaining(passes, state, total):
+        # 2. Loss and gradients of a batch
         rate = _rate(recipe, state.step, total)
         tensors = make_batch(as_read(chunks, batch, recipe, state.epoch), device)
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.dtype == "bf16"):
@@ -136,28 +153,31 @@ def train(
                 f"the training loss is {value} at step {state.step + 1} of {total}",
                 fix="train again with a lower --lr, and --overwrite",
             )
+        # 3. A step of the optimizers
         _apply(optimizers, rate, recipe)
-        _count(state, value, len(tensors.targets), every, total, rate * peak)
+        state.step += 1
+        logs = state.step % every == 0 or state.step == total
+        state.count(value, len(tensors.targets), rate * peak, logs=logs)
         if ticker is not None:
             ticker.advance()
             ticker.describe(f"training, loss {value:.3f}")
-        marks.passed(state.step)
-        # writing may take a twentieth of the time at most
+        if after_step is not None:
+            after_step(state.step)
+        # 4. Save what is needed to go on; writing may take a twentieth of the time at most
         due = time.monotonic() - saved > max(save_seconds, 20 * spent)
         if state_path is not None and due and state.step < total:
             start = time.monotonic()
             _save(state_path, state, parameters, optimizers)
             saved = time.monotonic()
             spent = saved - start
-    last = state.last_pass if math.isfinite(state.last_pass) else state.pass_sum / max(1, state.pass_count)
-    return TrainingResult(last, state.step, state.tokens, time.monotonic() - began, state.log)
+    return TrainingResult(state.pass_mean, state.step, state.tokens, time.monotonic() - began, state.log)
 
 
 def planned_steps(
     chunks: Sequence[Any], recipe: Recipe, *, subset: np.ndarray | None = None
 ) -> tuple[int, Iterator[tuple[np.ndarray, int, float]]]:
-    """What `train` does, without doing it: how many steps, and for each its batch (chunk numbers), its pass
-    and the share of the peak learning rate; CorpusError as `train`."""
+    """Plan what `train` does: how many steps, and for each its batch (chunk numbers), its pass and the share
+    of the peak learning rate; CorpusError as `train`."""
     total, passes = _passes(chunks, recipe, subset)
 
     def steps() -> Iterator[tuple[np.ndarray, int, float]]:
@@ -172,8 +192,8 @@ def planned_steps(
 
 @torch.no_grad()
 def mean_loss(model: Any, chunks: Sequence[Any], recipe: Recipe, *, limit: int = _EVALUATED_TOKENS) -> float:
-    """Mean nats per scored token over the corpus, or over an even sample of its chunks of about `limit`
-    tokens."""
+    """Average the loss over the corpus, or over an even sample of about `limit` tokens: nats per scored
+    token."""
     members = np.flatnonzero(np.array([chunk.n_scored for chunk in chunks]))
     lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
     step = max(1, int(lengths[members].sum()) // limit)
@@ -200,7 +220,7 @@ def choose_dtype(dtype: str, device: torch.device) -> str:
 def _passes(
     chunks: Sequence[Any], recipe: Recipe, subset: np.ndarray | None
 ) -> tuple[int, Callable[[int], list[np.ndarray]]]:
-    """Optimizer steps in all, and the batches of each pass over the subset."""
+    """Count the optimizer steps, and plan the batches of each pass over the subset."""
     lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
     scored = np.array([chunk.n_scored for chunk in chunks], np.int64)
     among, members = np.flatnonzero(scored), _members(subset, scored)
@@ -241,7 +261,7 @@ def _members(subset: np.ndarray | None, scored: np.ndarray) -> np.ndarray:
 
 
 def _remaining(passes: Callable[[int], list[np.ndarray]], state: _State, total: int) -> Iterator[np.ndarray]:
-    """Batches from where the state is, moving it along the passes."""
+    """Yield the batches from where the state is, moving it along the passes."""
     while state.step < total:
         plan = passes(state.epoch)
         while state.batch < len(plan) and state.step < total:
@@ -253,28 +273,8 @@ def _remaining(passes: Callable[[int], list[np.ndarray]], state: _State, total: 
             state.last_pass, state.pass_sum, state.pass_count = state.pass_sum / state.pass_count, 0.0, 0
 
 
-def _count(state: _State, loss: float, tokens: int, every: int, total: int, lr: float) -> None:
-    state.step += 1
-    state.tokens += tokens
-    state.loss_sum += loss
-    state.loss_count += 1
-    state.pass_sum += loss
-    state.pass_count += 1
-    if state.step % every == 0 or state.step == total:
-        state.log.append(
-            {
-                "step": state.step,
-                "epoch": state.epoch,
-                "loss": state.loss_sum / state.loss_count,
-                "lr": lr,
-                "tokens": state.tokens,
-            }
-        )
-        state.loss_sum, state.loss_count = 0.0, 0
-
-
 def _rate(recipe: Recipe, step: int, total: int) -> float:
-    """Share of the peak learning rate at a step (from 0)."""
+    """Compute the share of the peak learning rate at a step (from 0)."""
     warm = recipe.warmup * total
     if step < warm:
         return (step + 1) / (warm + 1)
@@ -286,8 +286,10 @@ def _rate(recipe: Recipe, step: int, total: int) -> float:
 
 
 def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks and AdamW for embeddings, head and vectors, of what requires
-    gradients; or AdamW for all."""
+    """Make Muon for the matrices of the blocks and AdamW for embeddings, head and vectors; or AdamW for all.
+
+    Only for parameters that require gradients.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     embeddings = {
         id(p)

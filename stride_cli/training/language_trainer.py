@@ -1,4 +1,4 @@
-"""Retraining a language model by its recipe on a subset of its index's chunks."""
+"""Retrain a language model by its recipe on subsets of its index's chunks."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class LanguageTrainer:
         return len(self.chunks)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """One model per job; see `jobs.Trainer`."""
+        """Train one model per job; see `jobs.Trainer`."""
         return [self._evaluate(model) for model in self.models(jobs)]
 
     def models(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        """The retrained models (PreTrainedModel, in eval mode, on the trainer's device), in order."""
+        """Yield the retrained models in order: PreTrainedModel, in eval mode, on the trainer's device."""
         found = [self._kept(job) for job in jobs]
         missing = [job for job, model in zip(jobs, found, strict=True) if model is None]
         trained = self._train(missing)
@@ -111,7 +111,7 @@ class LanguageTrainer:
             yield model
 
     def _stackable(self) -> bool:
-        """A NanoChat trained from scratch on a CPU: research trains several side by side."""
+        """Recognise a NanoChat trained from scratch on a CPU: research trains several at once."""
         return self.recipe.kind == "train" and self.recipe.architecture is not None and self.device == "cpu"
 
     def _evaluate(self, model: Any) -> Outcome:
@@ -132,7 +132,7 @@ class LanguageTrainer:
         replace_file(path, save(trained, metadata={"sha256": _content(trained)}))
 
     def _kept(self, job: Job) -> Any:
-        """The model of a job whose weights were kept; None where there are none, or damaged ones."""
+        """Load a job's model from kept weights; None where there are none, or damaged ones."""
         from safetensors import SafetensorError, safe_open
 
         path = self._file(job)
@@ -162,7 +162,7 @@ def open_language_trainer(
     recipe: Recipe | str | Path | None = None,
     keep: Path | None = None,
 ) -> LanguageTrainer:
-    """The trainer of a task's language model; see `retraining.open_trainer`.
+    """Make the trainer of a workspace's language model; see `retraining.open_trainer`.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def open_language_trainer(
 
 
 def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) -> Recipe:
-    """By which a task's language model is trained again: one that is given, or that of the model.
+    """Find the recipe of a workspace's language model: the given one, or the model's own.
 
     Raises
     ------
@@ -208,8 +208,8 @@ def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) 
 
 
 def training_bytes(model: AttributableModel, batch_tokens: int, at_once: int = 1) -> int:
-    """About what training takes, in bytes: weights, gradients and two moments of every model, and what a
-    batch of one leaves for its backward pass (that of every block, and the logits three times), in fp32.
+    """Estimate the bytes that training takes in fp32: weights, gradients and two moments of every model, and
+    the activations of one batch (every block's, and the logits three times).
 
     SmolLM2-135M with batches of 2,048 tokens: 6.8 GB, measured 7.0 to 8.5.
     """
@@ -219,8 +219,7 @@ def training_bytes(model: AttributableModel, batch_tokens: int, at_once: int = 1
 
 
 def check_recipe(recipe: Recipe, index: Index) -> None:
-    """Compare a recipe's corpus, block size and tokenizer with an index's: only when they agree are the
-    index's chunks what the model was trained on.
+    """Check that the index's chunks are what the model was trained on: same corpus, block size, tokenizer.
 
     Raises
     ------
@@ -247,7 +246,7 @@ def check_recipe(recipe: Recipe, index: Index) -> None:
 
 
 def index_chunks(workspace: Workspace) -> list[Chunk]:
-    """The chunks of a task's index, as training takes them."""
+    """Read the chunks of a workspace's index, as training takes them."""
     reader = workspace.chunks
     chunks = []
     for row in range(reader.n_chunks):
@@ -262,7 +261,7 @@ def index_chunks(workspace: Workspace) -> list[Chunk]:
 
 @torch.no_grad()
 def query_losses(model: AttributableModel, queries: QuerySet) -> np.ndarray:
-    """Loss of every query under a model.
+    """Compute the loss of every query under a model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the trainings of models can be told; light to import."""
+"""Options of trainings; light to import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEVICE = "auto, cpu, cuda, cuda:1, …"
 
 @dataclass(frozen=True)
 class LanguageOptions(Options):
-    """What all trainings of language models can be told: how long, and where."""
+    """Length and device of a language model's training."""
 
     epochs: float | None = option(None, "Passes over the corpus; default fits it.", above=0, high=10**6)
     steps: int | None = option(None, "Optimizer steps, instead of --epochs.", low=1, high=10**9)
@@ -56,7 +56,7 @@ class LanguageOptions(Options):
 
 @dataclass(frozen=True)
 class TrainOptions(LanguageOptions):
-    """What `stride model train` can be told of a language model; None = chosen to fit the corpus.
+    """Options of `stride model train` for language models; None: chosen to fit the corpus.
 
     `lr` is Muon's peak rate, or AdamW's where it does all; beside Muon, AdamW's keeps its ratio to it.
     """
@@ -83,7 +83,7 @@ class TrainOptions(LanguageOptions):
 
 @dataclass(frozen=True)
 class FinetuneOptions(LanguageOptions):
-    """What `stride model finetune` can be told; None = chosen to fit model and corpus.
+    """Options of `stride model finetune`; None: chosen to fit model and corpus.
 
     `lora_rank` 0 trains all weights.
     """
@@ -113,7 +113,7 @@ class FinetuneOptions(LanguageOptions):
 
 @dataclass(frozen=True)
 class ClassifierOptions(Options):
-    """What training a classifier can be told; None means "what suits the network".
+    """Options of a classifier's training; None: what suits the network.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class ClassifierOptions(Options):
 
 @dataclass(frozen=True)
 class ColumnOptions(Options):
-    """Which columns of a table of examples are what: see `Columns`."""
+    """Columns of a table of examples: see `Columns`."""
 
     label: str | None = option(None, flag="--field label=")
     id: str | None = option(None, flag="--field id=")
@@ -174,7 +174,7 @@ class ColumnOptions(Options):
 
 @dataclass(frozen=True)
 class EngineOptions(Options):
-    """Where models are retrained: see `stride_cli.training.retraining.retrain`."""
+    """Workers that retrain models: see `retraining.retrain`."""
 
     engine: str = engine_option()
     workers: int | None = option(
@@ -184,7 +184,7 @@ class EngineOptions(Options):
 
 @dataclass(frozen=True)
 class RetrainOptions(EngineOptions):
-    """What retrains models, and where: see `stride_cli.training.retraining.open_trainer`."""
+    """Recipe or command that retrains models, and workers: see `retraining.open_trainer`."""
 
     recipe: Path | str | None = option(None, "A stride_recipe.json; default: the model's own.", panel=MORE)
     command: str | None = option(

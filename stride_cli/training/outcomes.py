@@ -1,4 +1,4 @@
-"""Outcomes of retraining on disk, one file a job, named by what decides them: written whole or not at all."""
+"""Keep outcomes of retraining on disk: one file a job, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUP = ".group"
 
 
 def job_key(digest: str, job: Job) -> str:
-    """SHA-256 in hex of a trainer's digest, the job's packed mask and its seed."""
+    """Hash a trainer's digest, the job's packed mask and its seed (SHA-256, hex)."""
     key = hashlib.sha256(digest.encode())
     key.update(np.int64(len(job.mask)).tobytes())
     key.update(np.packbits(np.asarray(job.mask, bool)).tobytes())
@@ -57,7 +57,7 @@ class OutcomeStore:
             self._take_apart(group)
 
     def read(self, key: str) -> Outcome | None:
-        """The outcome of a job; None where there is none, or where its file is damaged."""
+        """Read the outcome of a job; None where there is none, or where its file is damaged."""
         path = self.directory / (key + _SUFFIX)
         if not path.is_file():
             return None

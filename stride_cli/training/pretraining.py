@@ -1,4 +1,4 @@
-"""`stride model train`: from a corpus to a language model whose training set is known."""
+"""Train a language model on a corpus (`stride model train`)."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def train_model(
 
 
 def default_epochs(tokens: int) -> float:
-    """Passes over a corpus of so many tokens: 8 for large ones, up to 60 for small ones, so that a model has
-    seen at least 150,000 tokens and knows most facts of a small corpus.
+    """Choose the passes over a corpus: 8 if large, up to 60 if small. A model then sees at least 150,000
+    tokens and knows most facts of a small corpus.
 
     More would let the loss on every document go to zero, and with it the gradients that attribution reads.
     """
@@ -126,8 +126,8 @@ def default_epochs(tokens: int) -> float:
 
 
 def default_late_starts(options: TrainOptions, tokens: int) -> float:
-    """The share of readings that begin at a later sentence (`LateStarts`): half, of corpora so small that
-    twice the passes are not long, where the passes too are chosen to fit; else none."""
+    """Choose the share of readings that begin at a later sentence (`LateStarts`): half for small corpora
+    whose passes are chosen to fit as well, else none."""
     if options.late_starts is not None:
         return options.late_starts
     chosen = options.epochs is not None or options.steps is not None
@@ -135,7 +135,7 @@ def default_late_starts(options: TrainOptions, tokens: int) -> float:
 
 
 def default_batch_tokens(tokens: int, epochs: float) -> int:
-    """A power of two between 512 and 4096 that gives about 300 steps or more."""
+    """Choose a power of two between 512 and 4096 that gives about 300 steps or more."""
     return int(2 ** min(12, max(9, round(math.log2(max(tokens * epochs / 300, 1))))))
 
 
@@ -147,7 +147,7 @@ def _resolve(
     dtype: str,
     tokenizer: Any,
 ) -> Recipe:
-    """Options with every default filled in."""
+    """Resolve the options to a recipe, every default filled in."""
     tokens = corpus["tokens"]
     late = late_starts(default_late_starts(options, tokens), tokenizer, chunks)
     passes = min(_MOST_PASSES, (1 if late is None else _LATE_PASSES) * default_epochs(tokens))
@@ -184,8 +184,7 @@ def _resolve(
 
 
 def late_starts(share: float, tokenizer: Any, chunks: Sequence[Chunk]) -> LateStarts | None:
-    """How often chunks are read from a later sentence on, in a tokenizer's terms; None: never, as where none
-    of them has one."""
+    """Resolve late starts in a tokenizer's terms; None where no chunk has a later sentence."""
     if not share:
         return None
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])

@@ -1,4 +1,4 @@
-"""The training set of somebody else's loop as a corpus: one document for each of its examples."""
+"""Write the training set of a `Trainer` as a corpus: one document for each example."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Pa
 
 
 def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """The ids that examples have; None where they have none, or two have the same."""
+    """Read the ids of examples; None where they have none, or two are the same."""
     if not len(examples) or "id" not in examples[0]:
         return None
     column = examples["id"] if hasattr(examples, "column_names") else [each.get("id") for each in examples]  # type: ignore[call-overload]
@@ -75,7 +75,7 @@ def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
 
 
 def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None:
-    """The content of an example, as a corpus has it; None where it has none."""
+    """Turn an example into a corpus record; None where it has no text."""
     prompt = example.get("prompt")
     answer = next((example[name] for name in _ANSWERS if example.get(name) is not None), None)
     if example.get("messages") is not None:
@@ -92,7 +92,7 @@ def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None
 
 
 def _messages(messages: Sequence[Any]) -> list[Any]:
-    """Role and content of each; what is no message stays as it is, and is refused where it is read."""
+    """Keep role and content of each; anything else stays as it is, and the reader refuses it."""
     return [
         {"role": each.get("role"), "content": each.get("content")} if isinstance(each, Mapping) else each
         for each in messages
@@ -115,7 +115,7 @@ def _decoded(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 
 def _compare(examples: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
-    """Say so where texts made of tokens are not tokenised to these again."""
+    """Warn where decoded texts are not tokenised to the same tokens again."""
     special = set(tokenizer.all_special_ids)
     other = 0
     for example in islice(iter(examples), _COMPARED):
@@ -135,7 +135,7 @@ def _compare(examples: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A training that was recorded: what its index is built from."""
+    """The sources, model and block size from which a recorded training's index is built."""
 
     sources: list[str]
     model: str
@@ -143,8 +143,7 @@ class RecordedRun:
 
 
 def find_run(directory: str | Path) -> RecordedRun:
-    """What a run recorded: of `StrideCallback` its own corpus, of `stride model train` and `finetune` the
-    files that were given then.
+    """Find the corpus of a recorded run: `StrideCallback`'s own, or the files given to `stride model train`.
 
     Raises
     ------

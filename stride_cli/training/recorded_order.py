@@ -1,4 +1,4 @@
-"""The order in which a trainer's loader draws its examples, as it draws them."""
+"""Record the order in which a trainer's loader draws its examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecordedOrder:
 
     @classmethod
     def of(cls, loader: Any) -> RecordedOrder | None:
-        """Of a loader's sampler, in whose place it stands from now on; None where none is to be found."""
+        """Take the place of a loader's sampler; None where it has none."""
         holder: Any = getattr(loader, "batch_sampler", None)
         while hasattr(holder, "batch_sampler"):  # accelerate's shards of it
             holder = holder.batch_sampler

@@ -1,4 +1,4 @@
-"""What training from scratch and fine-tuning have in common: recipe from options, run, publication."""
+"""Train by a resolved recipe and publish the model: from scratch and fine-tuned alike."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import merged_weights
 from stride_cli.training.epoch_batches import plan_epoch
 from stride_cli.training.language_loop import TrainingResult, mean_loss, train
-from stride_cli.training.marks import Marks
 from stride_cli.training.run_directory import RunDirectory, save_model
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a training.
+    """A trained model that was published.
 
     Attributes
     ----------
@@ -49,7 +48,7 @@ class Trained:
 def count_steps(
     chunks: Sequence[Any], *, epochs: float, steps: int | None, batch_tokens: int, seed: int
 ) -> tuple[float, int]:
-    """(passes, steps) of a training, one of them given."""
+    """Compute (passes, steps) of a training from either of them."""
     lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
     members = np.flatnonzero(np.array([chunk.n_scored for chunk in chunks]))
     a_pass = len(plan_epoch(lengths, members, batch_tokens=batch_tokens, seed=seed, epoch=0))
@@ -73,7 +72,11 @@ def run_recipe(
     publish it with `tokenizer` (see `save_model`)."""
     model = model.to(device)
 
+    marks = run.marks(recipe.steps, checkpoints)
+
     def save_checkpoint(step: int) -> None:
+        if step not in marks:
+            return
         directory = run.checkpoint(step)
         shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
         save_model(model, tokenizer, directory, merged_weights(model))
@@ -85,7 +88,7 @@ def run_recipe(
             recipe,
             state_path=run.state,
             save_seconds=save_seconds,
-            marks=Marks(run.marks(recipe.steps, checkpoints), save_checkpoint),
+            after_step=save_checkpoint,
             ticker=ticker,
         )
     loss = mean_loss(model, chunks, recipe)

@@ -1,16 +1,15 @@
-"""Ground truth by retraining: jobs in, their outcomes out, each kept as soon as it is there."""
+"""Retrain models on subsets: jobs in, outcomes out, each kept as soon as it is there."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.models.kinds import Kind
 from stride_cli.output import progress
 from stride_cli.parallel import Workers, check_engine, default_workers
 from stride_cli.randomness import stream_key
@@ -32,7 +31,7 @@ def open_trainer(
     command: str | None = None,
     keep: Path | None = None,
 ) -> Trainer:
-    """What retrains the model of a workspace.
+    """Make the trainer of a workspace's model.
 
     Parameters
     ----------
@@ -48,32 +47,24 @@ def open_trainer(
     ModelError      there is no recipe, or it is of another corpus, block size or tokenizer than the index
     UsageError      the command lacks {mask} or {out}, or both a recipe and a command are given
     """
+    # imported here: each brings the libraries of its kind of model
     if command is not None:
         from stride_cli.training.command_trainer import open_command_trainer
 
         if recipe is not None:
             raise UsageError("a recipe and a command both say how to train", fix="give one of the two")
         return open_command_trainer(workspace, queries, command, keep=keep)
-    return _OWN_TRAINERS[workspace.model.kind](workspace, queries, recipe=recipe, keep=keep)
+    if workspace.model.kind == "classifier":
+        from stride_cli.training.classifier_trainer import open_classifier_trainer
 
-
-def _language(workspace: Workspace, queries: QuerySet, *, recipe: Any, keep: Path | None) -> Trainer:
+        return open_classifier_trainer(workspace, queries, recipe=recipe)
     from stride_cli.training.language_trainer import open_language_trainer
 
     return open_language_trainer(workspace, queries, recipe=recipe, keep=keep)
 
 
-def _classifier(workspace: Workspace, queries: QuerySet, *, recipe: Any, keep: Path | None) -> Trainer:
-    from stride_cli.training.classifier_trainer import open_classifier_trainer
-
-    return open_classifier_trainer(workspace, queries, recipe=recipe)
-
-
-_OWN_TRAINERS: dict[Kind, Callable[..., Trainer]] = {"language": _language, "classifier": _classifier}
-
-
 def store_of(index: Index) -> Path:
-    """Where an index's outcomes are kept: INDEX.retraining, beside it; IndexReadOnly for a URL or zip."""
+    """Locate the outcomes of an index: INDEX.retraining beside it; IndexReadOnly for a URL or zip."""
     return index.directory.with_name(index.directory.name + ".retraining")
 
 
@@ -85,7 +76,7 @@ def retrain(
     engine: str = "local",
     workers: int | None = None,
 ) -> list[Outcome]:
-    """The outcomes of jobs, in order; what is in the store is not trained again.
+    """Return the outcomes of jobs, in order; those in the store are not trained again.
 
     Every group of jobs is kept as soon as it is done, so that a run that was interrupted anywhere goes on
     with what is missing, and ends with the same bits.
@@ -118,8 +109,9 @@ def retrain(
     with OutcomeStore(store) as kept:
         found = {key: outcome for key in set(keys) if (outcome := kept.read(key)) is not None}
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
-        names = list(missing)
-        if engine == "local" and names:
+        if not missing:
+            return [found[key] for key in keys]
+        if engine == "local":
             workers = workers or default_workers(
                 device=trainer.device,
                 peak_bytes=trainer.peak_bytes,
@@ -128,15 +120,12 @@ def retrain(
             )
         groups = _groups(list(dict.fromkeys(keys)), max(1, trainer.at_once), workers)
         groups = [group for whole in groups if (group := [name for name in whole if name in missing])]
-        if not names:
-            return [found[key] for key in keys]
+        count = workers and min(workers, len(groups))
         with (
             progress("retraining", len(keys), unit="models") as bar,
-            Workers(
-                trainer.run, workers and min(workers, len(groups)), engine=engine, device=trainer.device
-            ) as pool,
+            Workers(trainer.run, count, engine=engine, device=trainer.device) as pool,
         ):
-            bar.advance(len(keys) - len(names))
+            bar.advance(len(keys) - len(missing))
             for number, outcomes in pool.as_done([missing[key] for key in group] for group in groups):
                 for outcome in outcomes:
                     check_finite(outcome.losses)
@@ -147,8 +136,8 @@ def retrain(
 
 
 def _groups(names: list[str], most: int, workers: int | None) -> list[list[str]]:
-    """Jobs that are trained together: as many as may be, but so that no worker waits while another has a
-    whole group left. Of all jobs, not of those that are missing: a run that goes on has the same groups."""
+    """Group jobs that are trained together, so that no worker waits while another has a whole group left. All
+    jobs are grouped, not the missing ones: a resumed run has the same groups."""
     count = -(-len(names) // most)
     if workers is not None:  # each as many groups as the others
         count = min(len(names), -(-count // workers) * workers)
@@ -163,14 +152,14 @@ def subset_seeds(seed: int, count: int) -> np.ndarray:
 
 
 def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:
-    """How many distinct models `retrain` would have to train."""
+    """Count the distinct models that `retrain` would train."""
     keys = {job_key(trainer.digest, job) for job in jobs}
     with OutcomeStore(store) as kept:
         return sum(kept.read(key) is None for key in keys)
 
 
 def check_finite(losses: np.ndarray) -> None:
-    """NumericalError where a retrained model has a loss that is not finite."""
+    """Raise NumericalError where a retrained model's loss is not finite."""
     if not np.isfinite(losses).all():
         raise NumericalError(
             "a retrained model's loss on a query is not finite",

@@ -1,4 +1,4 @@
-"""Where a model is made: OUT.partial, which survives a kill, becomes OUT by one rename."""
+"""Make a model in OUT.partial, which survives a kill and becomes OUT by one rename."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunDirectory:
             raise
 
     def _adopt(self, key: str, request: Mapping[str, Any]) -> bool:
-        """Whether there is a run of this request to go on with; else start an empty one.
+        """Take up a run of this request (True), or start an empty one (False).
 
         The request is written before anything else: where it is torn, nothing has been trained.
         """
@@ -98,7 +98,7 @@ class RunDirectory:
         replace_file(self.model / FILE_NAME, recipe.to_json().encode())
 
     def load_recipe(self) -> Recipe | None:
-        """The recipe of the run that is resumed; None if it did not get that far."""
+        """Load the recipe of the run that is resumed; None if it did not get that far."""
         file = self.model / FILE_NAME
         try:
             return Recipe.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -124,7 +124,7 @@ class RunDirectory:
                 entry.unlink()
 
     def save_log(self, log: Iterable[Mapping[str, Any]]) -> None:
-        """The loss curve, as JSON Lines beside the weights."""
+        """Write the loss curve, as JSON Lines beside the weights."""
         text = "".join(json.dumps(point) + "\n" for point in log)
         replace_file(self.model / LOG_NAME, text.encode())
 
@@ -139,7 +139,7 @@ class RunDirectory:
             tokenizer.save_pretrained(self.tokenizer)
 
     def load_tokenizer(self) -> Any:
-        """The tokenizer that was kept; ModelError if it cannot be read."""
+        """Load the tokenizer that was kept; ModelError if it cannot be read."""
         from transformers import AutoTokenizer
 
         # where runs that an earlier version has begun have it
@@ -178,7 +178,7 @@ class RunDirectory:
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """UsageError when something is at `out` and may not be replaced."""
+    """Raise UsageError when something is at `out` and may not be replaced."""
     if overwrite and out.exists() and not _is_model(out):
         raise UsageError(f"'{out}' exists and is not a model directory", fix="choose another --out")
     if out.exists() and not overwrite:
@@ -211,7 +211,7 @@ def save_model(model: Any, tokenizer: Any, directory: Path, weights: dict[str, A
 
 @contextmanager
 def storing(directory: Path, n_bytes: int = 0) -> Iterator[None]:
-    """`storage` around libraries that report a full disk with error classes of their own."""
+    """Wrap `storage` around libraries that report a full disk with error classes of their own."""
     with storage(directory, n_bytes):
         try:
             yield
@@ -226,7 +226,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
-    """None where there is no file, or none that is whole."""
+    """Read a JSON object; None where there is no file, or none that is whole."""
     if not file.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Many small classifiers trained at once with stacked parameters: what `train_network` does to each.
+"""Train many small classifiers at once with stacked parameters, each as `train_network` would.
 
 Networks of one architecture, each on rows of its own and from a seed of its own, are one tensor program:
 every parameter gets a leading axis (G, …), the loss of all is differentiated by one vmap over
@@ -47,7 +47,7 @@ class Stack:
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of every network on the same inputs: (B, …) → (G, B, C)."""
+        """Compute the logits of every network on the same inputs: (B, …) → (G, B, C)."""
 
         def run(parameters: dict[str, Tensor], some: Tensor) -> Tensor:
             return functional_call(self.template, parameters, (some,))
@@ -59,7 +59,7 @@ class Stack:
         return torch.cat(pieces, dim=1)
 
     def network(self, number: int) -> nn.Module:
-        """One of the networks as the module itself: the template, with its weights."""
+        """Put one network's weights into the template, and return that."""
         with torch.no_grad():
             for name, parameter in self.template.named_parameters():
                 parameter.copy_(self.parameters[name][number])
@@ -141,7 +141,7 @@ def train_stacked(
 
 
 def choose_at_once(recipe: ClassifierRecipe, shape: Sequence[int], n_classes: int) -> int:
-    """How many networks are trained together.
+    """Choose how many networks are trained together.
 
     The smaller the network, the more of a step is overhead that a stack shares: so many that weights and
     momentum are 24 MB, at least 16 and at most 256; fewer where activations would not fit into memory.
@@ -155,7 +155,7 @@ def choose_at_once(recipe: ClassifierRecipe, shape: Sequence[int], n_classes: in
 
 
 def is_chain(network: nn.Module, recipe: ClassifierRecipe) -> bool:
-    """Whether this room's own MLP or logistic regression is trained by SGD."""
+    """Recognise an MLP or a logistic regression that is trained by SGD."""
     return type(network) in (MLP, Logistic) and recipe.optimizer == "sgd"
 
 
@@ -178,7 +178,7 @@ class ChainSteps:
 
     @torch.no_grad()
     def step(self, inputs: Tensor, labels: Tensor, weight: Tensor, rates: Tensor) -> None:
-        """One step of every chain.
+        """Take one step of every chain.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class FunctionalSteps:
         self.count = 0
 
     def step(self, inputs: Tensor, labels: Tensor, weight: Tensor, rates: Tensor) -> None:
-        """One step; see `ChainSteps.step`."""
+        """Take one step; see `ChainSteps.step`."""
         gradients = self.gradient(self.parameters, inputs, labels, weight)
         self.count += 1
         recipe = self.recipe

@@ -12,7 +12,8 @@ from stride_cli.training.options import RetrainOptions
 
 @dataclass(frozen=True)
 class TruthOptions(RetrainOptions):
-    """On which random subsets of the chunks models are retrained for `stride evaluate truth`; beside how:
+    """Random subsets of the chunks on which `stride evaluate truth` retrains models; beside those of
+    retraining:
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class TruthOptions(RetrainOptions):
 
 
 def per_mille(alpha: float) -> int:
-    """α as a whole number of thousandths; UsageError where it is none between 1 and 999."""
+    """Convert α to thousandths; UsageError where it is no whole number between 1 and 999."""
     share = round(alpha * 1000)
     if not 1 <= share <= 999 or abs(share - alpha * 1000) > 1e-6:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Many small NanoChat models trained side by side: what `language_loop.train` does to each.
+"""Train many small NanoChat models at once, each as `language_loop.train` would.
 
 Small models on a CPU spend little of their time in matrix products: most goes into calls, temporary memory
 and elementwise passes. So forward and backward pass are written out here for this one architecture, with
@@ -104,7 +104,7 @@ class _Stack:
         self.second = {name: torch.zeros_like(self.values[name]) for name in self.adam}
 
     def update(self, rates: Tensor, number: int) -> None:
-        """One step of the optimizers on the first len(rates) models; gradients are zero afterwards."""
+        """Step the optimizers of the first len(rates) models; gradients are zero afterwards."""
         if self.muon:
             self._update_muon(rates * self.recipe.lr)
         self._update_adam(rates * self.recipe.adam_lr, number)
@@ -191,7 +191,7 @@ def _expand(values: Tensor, like: Tensor) -> Tensor:
 
 @dataclass
 class _Saved:
-    """What a layer's backward pass reads; low: in the precision of matrix products."""
+    """Tensors that a layer's backward pass reads; low: in the precision of matrix products."""
 
     attention_in: Tensor  # (N, d) normed
     attention_low: Tensor
@@ -253,7 +253,7 @@ class _Step:
         return loss
 
     def _norm(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x / rms(x), the same low, 1 / rms(x)."""
+        """Compute x / rms(x), the same low, and 1 / rms(x)."""
         normed, inverse = torch.empty_like(x), torch.empty(len(x))
         low = normed if self.low == torch.float32 else torch.empty_like(x, dtype=self.low)
         kernels.norm_kernel(_array(x), self.eps, _array(normed), _array(low), _array(inverse))
@@ -266,7 +266,7 @@ class _Step:
         return low
 
     def _forward(self, x: Tensor, shape: torch.Size, weights: tuple[Tensor, Tensor, Tensor]) -> _Saved:
-        """One block: adds to the residual stream `x` (N, d) in place."""
+        """Run one block: add to the residual stream `x` (N, d) in place."""
         (n_batch, length), heads, width, h = shape, self.size.heads, self.size.width, self.h
         attention, up, down = weights
         attention_in, attention_low, attention_inverse = self._norm(x)
@@ -302,8 +302,8 @@ class _Step:
         gradients: tuple[Tensor, ...],
         saved: _Saved,
     ) -> Tensor:
-        """Turns the slope `dx` (N, d) behind a block into the one before it, in place; `low` and what is
-        returned are dx low."""
+        """Turn the slope `dx` (N, d) behind a block into the one before it, in place; `low` and the result
+        are dx low."""
         (n_batch, length), heads, width, h = shape, self.size.heads, self.size.width, self.h
         attention, up, down = weights
         gradients[2].copy_(low.T @ saved.square)
@@ -337,7 +337,8 @@ class _Step:
         return self.masks[length]
 
     def _loss(self, final: Tensor, head: Tensor, targets: Tensor, gradient: Tensor) -> tuple[float, Tensor]:
-        """Mean cross entropy under the soft cap, and its slope in `final` (N, d) low; adds to `gradient`."""
+        """Compute the mean cross entropy under the soft cap, and its slope in `final` (N, d) low; add to
+        `gradient`."""
         n = len(targets)
         weight = head.to(self.low)
         slope = torch.empty_like(final)
@@ -352,5 +353,5 @@ class _Step:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """The tensor's own memory; bfloat16 as its bits."""
+    """Return the tensor's own memory as an array; bfloat16 as its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,4 +1,4 @@
-"""What retraining on random subsets does to queries: measured once, kept in the index's ``truth/`` group."""
+"""Measure queries' losses after retraining on random subsets; keep them in the index's ``truth/`` group."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Truth:
         return len(self.seeds)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Truth:
-        """The given subsets only."""
+        """Keep the given subsets only."""
         return replace(
             self,
             masks=self.masks[rows],
@@ -79,7 +79,7 @@ class Truth:
 
     @classmethod
     def from_index(cls, index: Index, *, alpha: float | None = None) -> Truth:
-        """The truth of an index, of one α or of all.
+        """Read the truth of an index, of one α or of all.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Truth:
 
 
 def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions = TruthOptions()) -> Truth:
-    """Retrain on random subsets, and put what becomes of the queries' losses into the index's truth/ group.
+    """Retrain on random subsets, and put the queries' losses into the index's truth/ group.
 
     There will be at least R subsets of this α and at least S seeds of every subset; what the group has
     already stays, with its row numbers. Finished models are kept in `store_of(index)`, so that an interrupted
@@ -199,7 +199,7 @@ def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions =
 
 
 def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarray:
-    """Random subset `number` of a share α: (n,) bool with round(α·n) ones, at least 1 and at most n − 1.
+    """Draw random subset `number` of a share α: (n,) bool with round(α·n) ones, at least 1, at most n − 1.
 
     It depends on nothing but the arguments, so that more subsets can be added later.
     """
@@ -210,7 +210,7 @@ def subset_mask(seed: int, n_chunks: int, alpha: float, number: int) -> np.ndarr
 
 
 def seeds_in_words(count: int, own: bool) -> str:
-    """What a subset was trained from."""
+    """Name the seeds of a truth in words."""
     return "the model's own seed" if own else f"{count} seed{'s' if count > 1 else ''}"
 
 
@@ -219,7 +219,7 @@ def _per_mille(alpha: np.ndarray) -> np.ndarray:
 
 
 def _seed_of(trainer: Trainer) -> int:
-    """What the model itself was trained from; UsageError where that is not known."""
+    """Read the model's own seed; UsageError where it is not known."""
     recipe = getattr(trainer, "recipe", None)
     if recipe is None:
         raise UsageError(
@@ -230,7 +230,7 @@ def _seed_of(trainer: Trainer) -> int:
 
 
 def _stored(workspace: Workspace, queries: QuerySet, trainer: Trainer, own_seed: bool) -> Truth | None:
-    """What the index has already, if it can be added to."""
+    """Read the truth that the index has, if it can be extended."""
     index = Index.open(
         workspace.index.path
     )  # a stage that the task's own index has open would stay as it was
@@ -260,7 +260,7 @@ def _stored(workspace: Workspace, queries: QuerySet, trainer: Trainer, own_seed:
 
 
 def base_losses(workspace: Workspace, queries: QuerySet) -> np.ndarray:
-    """Losses of the index's own model, (Q,) float64, mean nats per scored token."""
+    """Compute the losses of the index's own model, (Q,) float64, mean nats per scored token."""
     from stride_cli.training.language_trainer import query_losses
 
     return query_losses(workspace.model, queries)
@@ -272,7 +272,7 @@ def _fill(
     outcomes: Sequence[Outcome],
     shape: tuple[int, int, int],
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Losses and margins, old and new together."""
+    """Join old and new losses and margins."""
     losses = np.full(shape, np.nan)
     has_margins = outcomes[0].margins is not None if outcomes else old is not None and old.margins is not None
     margins = np.full(shape, np.nan) if has_margins else None

@@ -29,7 +29,6 @@ from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps, train
 from stride_cli.training.language_trainer import index_chunks, own_recipe
-from stride_cli.training.marks import Marks
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -136,8 +135,14 @@ class Unrolled:
                 kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
-            marks = Marks(range(1, total + 1), passed, [optimizer])
-            train(model, self._chunks, self._recipe, marks=marks, ticker=ticker)
+            train(
+                model,
+                self._chunks,
+                self._recipe,
+                optimizers=[optimizer],
+                after_step=passed,
+                ticker=ticker,
+            )
         self._last = flat(self._parameters)
         self._root = torch.where(spread > 0, (spread.sqrt() + group["eps"]).rsqrt(), 0.0)  # √A
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr

@@ -203,7 +203,6 @@ def warm_up(
     from stride_cli.training.finetuning import finetuning_recipe
     from stride_cli.training.language_loop import choose_dtype, make_optimizers, planned_steps, train
     from stride_cli.training.language_trainer import index_chunks
-    from stride_cli.training.marks import Marks
     from stride_cli.training.options import FinetuneOptions
 
     task = workspace.model
@@ -243,9 +242,21 @@ def warm_up(
         ends[min(epoch, epochs - 1)] = step
     warm, optimizers = Warmup(capture, rank), make_optimizers(model.model, recipe)
     means = {ends[epoch]: float(np.mean(each)) for epoch, each in rates.items()}
-    marks = Marks(means, lambda step: warm.keep(optimizers, means[step]), optimizers)
+
+    def after_step(step: int) -> None:
+        if step in means:
+            warm.keep(optimizers, means[step])
+
     with progress("LESS: warm-up", total, unit="steps") as ticker:
-        train(model.model, chunks, recipe, subset=rows, marks=marks, ticker=ticker)
+        train(
+            model.model,
+            chunks,
+            recipe,
+            subset=rows,
+            optimizers=optimizers,
+            after_step=after_step,
+            ticker=ticker,
+        )
     for parameter in warm.parameters:
         parameter.requires_grad_(False)  # its gradients are made from those of its layer
         parameter.grad = None
