@@ -35,7 +35,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError, UsageError, first_line, out_of_memory, require_extra
@@ -80,14 +80,13 @@ class Workers:
         apart: bool = False,
     ) -> None:
         check_engine(engine)
+        self._work, self._threads = work, threads
+        self._pool: _Processes | _Ray | None = None
         on_gpu = device.partition(":")[0] == "cuda"
-        self._engine: _Engine
         if engine == "ray":
-            self._engine = _Ray(work, count, threads, on_gpu)
-            return
-        count = count or available_cores()
-        here = count == 1 and not apart
-        self._engine = _Here(work, threads) if here else _Processes(work, count, threads, on_gpu)
+            self._pool = _Ray(work, count, threads, on_gpu)
+        elif apart or (count or available_cores()) > 1:
+            self._pool = _Processes(work, count or available_cores(), threads, on_gpu)
 
     def as_done(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (number of the task, its result) as tasks are done.
@@ -98,21 +97,25 @@ class Workers:
         and what `work` raises
         """
         arriving = enumerate(tasks)
+        if self._pool is None:
+            for number, task in arriving:
+                with torch_threads(self._threads):
+                    result = self._work(task)
+                yield number, result
+            return
         waiting: deque[tuple[int, Any]] = deque()
         running: dict[Any, tuple[int, Any]] = {}
         attempts: Counter[int] = Counter()
         while True:
-            waiting.extend(islice(arriving, max(0, self._engine.ahead - len(running) - len(waiting))))
+            waiting.extend(islice(arriving, max(0, self._pool.ahead - len(running) - len(waiting))))
             try:
                 while waiting:
-                    handle = self._engine.submit(waiting[0][1])
+                    handle = self._pool.submit(waiting[0][1])
                     running[handle] = waiting.popleft()
                 if not running:
                     return
-                done = self._engine.first(running)
-                result = self._engine.result(done)
-                if isinstance(result, _Failed):
-                    raise result.error
+                done = self._pool.first(running)
+                result = self._pool.result(done)
             except BrokenProcessPool:  # which takes all running tasks with it: any of them may be the cause
                 attempts.update(number for number, _ in running.values())
                 if max(attempts.values(), default=_ATTEMPTS) >= _ATTEMPTS:
@@ -124,15 +127,11 @@ class Workers:
                 note("a worker was killed (out of memory?); its work is done again")
                 waiting.extendleft(reversed(running.values()))
                 running.clear()
-                self._engine.restart()
+                assert isinstance(self._pool, _Processes)
+                self._pool.restart()
                 continue
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
-                raise StrideError(
-                    f"a worker has no memory left: {first_line(error)}",
-                    fix="use fewer --workers; what is finished is kept",
-                ) from error
+            if isinstance(result, _Failed):
+                raise result.error
             yield running.pop(done)[0], result
 
     def in_order(self, tasks: Iterable[Any]) -> Iterator[Any]:
@@ -146,8 +145,11 @@ class Workers:
                 following += 1
 
     def close(self) -> None:
-        """End all workers at once, whatever they are doing."""
-        self._engine.close()
+        """End all workers at once, whatever they are doing; let go of what was opened in this process."""
+        global _last
+        if self._pool is not None:
+            self._pool.close()
+        _last = None
 
     def __enter__(self) -> Workers:
         return self
@@ -233,56 +235,6 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when its parent is gone (Linux; elsewhere nothing)."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-class _Engine(Protocol):
-    """Does tasks; `ahead` of them are submitted before the first result is asked for."""
-
-    ahead: int
-
-    def submit(self, task: Any) -> Any: ...
-
-    def first(self, running: Iterable[Any]) -> Any:
-        """Wait for one of the submitted tasks."""
-        ...
-
-    def result(self, handle: Any) -> Any: ...
-
-    def restart(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Here:
-    """Does tasks in this process, each when its result is asked for."""
-
-    ahead = 1
-
-    def __init__(self, work: Callable[[Any], Any], threads: int) -> None:
-        self._work, self._threads = work, threads
-
-    def submit(self, task: Any) -> Any:
-        return _Asked(task)
-
-    def first(self, running: Iterable[Any]) -> Any:
-        return next(iter(running))
-
-    def result(self, handle: Any) -> Any:
-        with torch_threads(self._threads):
-            return self._work(handle.task)
-
-    def restart(self) -> None: ...
-
-    def close(self) -> None:
-        global _last
-        _last = None
-
-
-class _Asked:
-    """A task by its identity: it may be no key of a dictionary."""
-
-    def __init__(self, task: Any) -> None:
-        self.task = task
 
 
 class _Processes:
@@ -411,6 +363,9 @@ class _Failed:
     def of(cls, error: Exception) -> _Failed:
         if isinstance(error, StrideError | IndexFormatError):
             return cls(error.with_traceback(None))
+        if out_of_memory(error):
+            fix = "use fewer --workers; what is finished is kept"
+            return cls(StrideError(f"a worker has no memory left: {first_line(error)}", fix=fix))
         trace = "".join(traceback.format_exception(error)).rstrip()
         try:
             pickle.loads(pickle.dumps(error))
@@ -462,8 +417,6 @@ class _Ray:
             ) from error
         self._running.discard(handle)
         return answer
-
-    def restart(self) -> None: ...
 
     def close(self) -> None:
         import ray
