@@ -175,10 +175,10 @@ def fit_with_checkpoints(
         place = scratch / f"checkpoint-{number}" if checkpoints else scratch
         place.mkdir(exist_ok=True)
         design = Designs.of(index, checkpoints[number - 1].design_seed if number else None)
-        crew = run.crew
-        if crew is not None and number:
-            crew = crew.at(checkpoints[number - 1].path, checkpoints[number - 1].design_seed)
-        own = replace(run, scratch=place, crew=crew)
+        workers = run.workers
+        if workers is not None and number:
+            workers = workers.at(checkpoints[number - 1].path, checkpoints[number - 1].design_seed)
+        own = replace(run, scratch=place, workers=workers)
         entry = _fit_into(writer, number, models[0], chunks, design, settings_for(models[0]), own)
         if number:
             entry["attributes"]["design_seed"] = checkpoints[number - 1].design_seed

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,22 +29,17 @@ import torch
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.bases import fit_bases
-from stride_cli.operators.device_memory import ShrinkingBatches
+from stride_cli.operators.corpus_pass import PassSettings, accumulate, go_over_corpus
 from stride_cli.operators.fisher import drawn_fisher, label_fisher, solve_gates
-from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
-from stride_cli.operators.projections import Projections, Projector
-from stride_cli.operators.saving import SavedState, save_atomically
-from stride_cli.operators.spaces import space_classes, space_from_arrays
-from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.operators.spaces import space_classes
+from stride_cli.operators.steered_model import SteeredModel, keep_spaces, kept_spaces
 from stride_cli.operators.store import Operators
-from stride_cli.operators.subset_sums import subset_sums
-from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.shared_fit import Crew
+    from stride_cli.operators.pass_by_workers import PassWorkers
 
 CURVATURES = ("kronecker", "exact")
 
@@ -91,31 +85,9 @@ class ClosedSettings:
 
 
 def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
-    """The model with the operator spaces that these settings ask for: bases of this model and corpus."""
-    return weighed(fit_bases(model, chunks, settings.spaces, basis_options(settings)), settings)
-
-
-def keep_spaces(steered: SteeredModel, path: Path) -> None:
-    """Write the bases that `kept_spaces` reads."""
-    spaces = [
-        (space.name, {key: torch.from_numpy(value) for key, value in space.arrays().items()})
-        for space in steered.spaces
-    ]
-    save_atomically({"spaces": spaces}, path)
-
-
-def kept_spaces(model: AttributableModel, path: Path, settings: ClosedSettings) -> SteeredModel:
-    """The model with the operator spaces that `keep_spaces` wrote."""
-    spaces = [
-        space_from_arrays(name, {key: value.numpy() for key, value in arrays.items()})
-        for name, arrays in torch.load(path, weights_only=True)["spaces"]
-    ]
-    on_device = [space.to(model.device).requires_grad_(False) for space in spaces]
-    return weighed(SteeredModel(model, on_device, settings.layer), settings)
-
-
-def weighed(steered: SteeredModel, settings: ClosedSettings) -> SteeredModel:
-    """The same, with chunks' tokens and chunks counting as these settings say."""
+    """Fit the bases that these settings ask for to a model and corpus; chunks' tokens and chunks count as
+    the settings say."""
+    steered = fit_bases(model, chunks, settings.spaces, basis_options(settings))
     return replace(steered, averaged=settings.residuals == "average", normalized=settings.normalize)
 
 
@@ -132,24 +104,6 @@ def basis_options(settings: ClosedSettings) -> BasisOptions:
     )
 
 
-@dataclass(frozen=True)
-class CorpusPass:
-    """What the pass over the corpus leaves.
-
-    Attributes
-    ----------
-    steered : SteeredModel      with the bases that it was made with
-    sums : of each space (K, p) float32                M G
-    loss : mean nats per scored token
-    projections : of every chunk, where they are asked for
-    """
-
-    steered: SteeredModel
-    sums: list[torch.Tensor]
-    loss: float
-    projections: Projections | None
-
-
 def fit_closed(
     model: AttributableModel,
     chunks: ChunkReader,
@@ -159,7 +113,7 @@ def fit_closed(
     *,
     scratch: Path | None = None,
     save_seconds: float = 60.0,
-    crew: Crew | None = None,
+    workers: PassWorkers | None = None,
 ) -> Operators:
     """Fit every operator in closed form.
 
@@ -172,7 +126,7 @@ def fit_closed(
     settings : ClosedSettings
     scratch : directory, optional       where an interrupted pass continues from
     save_seconds : float                how often the pass is saved there
-    crew : Crew, optional               who goes over the corpus, with a `scratch` that they see; default:
+    workers : PassWorkers, optional     who goes over the corpus, with a `scratch` that they see; default:
                                         this process
 
     Returns
@@ -183,14 +137,26 @@ def fit_closed(
     ------
     NumericalError   a loss, gradient or Fisher matrix is not finite
     """
-    # 1. The bases, shared by all subsets, from a sample
-    # 2. One pass over the corpus: M G, and a few bytes of every chunk's own gradient
-    if crew is None:
-        found = _one_pass(model, chunks, columns, n_subsets, settings, scratch, save_seconds)
+    # 1. The bases, shared by all subsets, from a sample; of a larger model they take longer than the pass
+    kept = None if scratch is None else scratch / "steered.pt"
+    if kept is not None and kept.exists():
+        steered = kept_spaces(model, kept)
     else:
-        assert scratch is not None
-        found = crew.passes(model, chunks, (n_subsets, columns.shape[1]), settings, scratch, save_seconds)
-    steered, sums = found.steered, found.sums
+        steered = fit_spaces(model, chunks, settings)
+        if kept is not None:
+            keep_spaces(steered, kept)
+    # 2. One pass over the corpus: M G, and a few bytes of every chunk's own gradient
+    found, projections = go_over_corpus(
+        steered,
+        chunks,
+        PassSettings(settings.batch_tokens, settings.project, settings.seed),
+        columns=columns,
+        n_subsets=n_subsets,
+        scratch=scratch,
+        save_seconds=save_seconds,
+        workers=workers,
+    )
+    sums = found.sums
     # 3. F, of every space whose bases do not hold it
     fisher = _fisher(steered, chunks, settings)
     if settings.trajectory:
@@ -223,39 +189,14 @@ def fit_closed(
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
         averaged=steered.averaged,
         normalized=steered.normalized,
-        projections=found.projections,
-        log={"loss": np.asarray([found.loss])},
+        projections=projections,
+        log={"loss": np.asarray([found.mean_loss])},
     )
 
 
 def is_whitened(settings: ClosedSettings) -> bool:
     """Whether the bases hold the Fisher matrix, so that gates are plain means of chunks' gradients."""
     return settings.curvature == "kronecker" and all(cls.whitens for cls in space_classes(settings.spaces))
-
-
-def _one_pass(
-    model: AttributableModel,
-    chunks: ChunkReader,
-    columns: np.ndarray,
-    n_subsets: int,
-    settings: ClosedSettings,
-    scratch: Path | None,
-    save_seconds: float,
-) -> CorpusPass:
-    """Fit bases and go over the corpus in this process."""
-    kept = None if scratch is None else scratch / "spaces.pt"
-    if kept is not None and kept.exists():  # of a larger model they take longer than the pass
-        steered = kept_spaces(model, kept, settings)
-    else:
-        steered = fit_spaces(model, chunks, settings)
-        if kept is not None:
-            keep_spaces(steered, kept)
-    projector = None
-    if settings.project:
-        size = settings.project
-        projector = Projector(steered.gate_size, size, chunks.n_chunks, settings.seed, folder=scratch)
-    sums, loss = accumulate(steered, chunks, columns, n_subsets, settings, scratch, save_seconds, projector)
-    return CorpusPass(steered, sums, loss, None if projector is None else projector.projections())
 
 
 def _fisher(
@@ -281,62 +222,10 @@ def _average_over_trajectory(
     totals = [total for total in (*sums, *fisher) if total is not None]
     for total in totals:
         total.mul_(own)
+    plan = chunks.plan(settings.batch_tokens)
     for path, share in settings.trajectory:
         earlier = replace(steered, model=opener.load(path))
-        found, _ = accumulate(earlier, chunks, columns, len(sums[0]), settings, None, 0.0)
+        found = accumulate(earlier, chunks, plan, columns, len(sums[0])).sums
         for total, part in zip(totals, (*found, *_fisher(earlier, chunks, settings)), strict=True):
             assert part is not None
             total.add_(part, alpha=share)
-
-
-def accumulate(
-    steered: SteeredModel,
-    chunks: ChunkReader,
-    columns: np.ndarray,
-    n_subsets: int,
-    settings: ClosedSettings,
-    scratch: Path | None,
-    save_seconds: float,
-    projector: Projector | None = None,
-) -> tuple[list[torch.Tensor], float]:
-    """One pass: M G (K, p) of every space, and the mean loss. The projector is handed every gradient."""
-    # 1. Where sums are kept: a device that has no room for all K subsets goes over the corpus in turns
-    together = steered.chunks_at_once
-    sizes = [space.gate_size for space in steered.spaces]
-    # gradients, and what is made of them on the way
-    sums = subset_sums(n_subsets, sizes, steered.model.device, beside=16 * together * steered.gate_size)
-    plan, total = chunks.plan(settings.batch_tokens), int(chunks.lengths.sum())
-    first, loss_sum, loss_count = 0, 0.0, 0
-    # 2. What an interrupted pass has left; one of other turns, of a device that had more room or less, is
-    # begun again
-    saved = SavedState(None if scratch is None else scratch / "closed-pass.pt", save_seconds)
-    if (state := saved.load()) is not None and state.get("turns", 1) == sums.turns:
-        first, loss_sum, loss_count = state["next"], state["loss_sum"], state["loss_count"]
-        sums.resume(state["sums"], state.get("turn", 0))
-        if projector is not None:
-            projector.resume(state["projector"])
-    # 3. The pass, group by group of the plan
-    shrinking = ShrinkingBatches()
-    with progress("fitting operators", sums.turns * total, unit="tokens") as bar:
-        bar.advance(sum(int(chunks.lengths[plan[step % len(plan)]].sum()) for step in range(first)))
-        for step in range(first, sums.turns * len(plan)):
-            if step and step % len(plan) == 0:
-                sums.next_turn()
-            group = plan[step % len(plan)]
-            parts = map(chunks.batch, chunks.small_groups(group, together))
-            for batch, (gradients, loss) in shrinking.each(parts, partial(chunk_gradients, steered)):
-                sums.add(columns[batch.rows], gradients, chunks.share(batch))
-                if sums.turn:  # all else is known since the first
-                    continue
-                if projector is not None:
-                    projector.add(batch, gradients)
-                loss_sum += float(loss.sum())
-                loss_count += int((batch.scored > 0).sum())
-            bar.advance(int(chunks.lengths[group].sum()))
-            if saved.due:
-                state = {"next": step + 1, "loss_sum": loss_sum, "loss_count": loss_count}
-                state |= {"sums": sums.sums(), "turn": sums.turn, "turns": sums.turns}
-                if projector is not None:
-                    state["projector"] = projector.state()
-                saved.save(state)
-    return sums.sums(), loss_sum / max(1, loss_count)

@@ -15,7 +15,7 @@ from stride_cli.operators.gates import PackedGates
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.shared_fit import Crew
+    from stride_cli.operators.pass_by_workers import PassWorkers
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
@@ -29,13 +29,13 @@ class FitRun:
     scratch : directory, or None      where an interrupted fit continues from
     save_seconds : float              how often it is saved there
     base : path or None               of the model before its training; None: what its recipe says
-    crew : Crew or None               who goes over the corpus (closed); None: this process
+    workers : PassWorkers or None     who goes over the corpus (closed); None: this process
     """
 
     scratch: Path | None = None
     save_seconds: float = 60.0
     base: str | None = None
-    crew: Crew | None = None
+    workers: PassWorkers | None = None
 
 
 def fit_operators(
@@ -64,7 +64,7 @@ def fit_operators(
     saving: dict[str, Any] = {"scratch": run.scratch, "save_seconds": run.save_seconds}
     if isinstance(settings, ClosedSettings):
         operators = fit_closed(
-            model, chunks, np.asarray(columns), n_subsets, settings, **saving, crew=run.crew
+            model, chunks, np.asarray(columns), n_subsets, settings, **saving, workers=run.workers
         )
     else:
         recipe = published_recipe()

@@ -5,32 +5,26 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from index_format.errors import IndexExists, IndexMismatch
 from stride_cli.errors import UsageError
-from stride_cli.operators.checkpoints import find_checkpoints, open_stored
-from stride_cli.operators.device_memory import ShrinkingBatches
-from stride_cli.operators.gradients import chunk_gradients
+from stride_cli.operators.checkpoints import find_checkpoints, open_stored, stored_checkpoints
+from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
 from stride_cli.operators.options import ClosedOptions, resolve_settings
-from stride_cli.operators.projections import FORM, Projections, Projector, understood
+from stride_cli.operators.projections import FORM, understood
 from stride_cli.operators.redundancy import FORM as COMMON_FORM
 from stride_cli.operators.redundancy import Redundancy
-from stride_cli.operators.saving import SavedState
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
-from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.pass_by_workers import PassWorkers
 
 _REPLACED = re.compile(r"[/.](projection|sketch)_\w+$")  # arrays; sketches are stride 0.1's
 _SETTINGS = {
@@ -47,76 +41,6 @@ _SETTINGS = {
 }  # option → what of the operators' settings it decides
 
 
-@dataclass(frozen=True)
-class ProjectionSettings:
-    """How chunks are projected: to `size` bytes, folded by a `seed`, `batch_tokens` padded tokens at once."""
-
-    size: int
-    seed: int
-    batch_tokens: int
-
-
-# (number of the model, model, chunks, settings, known, scratch, save_seconds) → projections of all chunks
-Projecting = Callable[..., Projections]
-
-
-def fit_projections(
-    steered: SteeredModel,
-    chunks: ChunkReader,
-    size: int,
-    *,
-    seed: int,
-    batch_tokens: int,
-    known: Projections | None = None,
-    scratch: Path | None = None,
-    save_seconds: float = 60.0,
-) -> Projections:
-    """Project every chunk that is not known.
-
-    Parameters
-    ----------
-    size : b, bytes of signs a chunk
-    seed : int                          of the folding
-    batch_tokens : int                  padded tokens at once
-    known : Projections, optional       of the first chunks, by the same folding
-    scratch : directory, optional       where an interrupted pass continues from
-    save_seconds : float                how often the pass is saved there
-
-    Raises
-    ------
-    NumericalError      a loss is not finite
-    """
-    projector = Projector(steered.gate_size, size, chunks.n_chunks, seed, known, scratch)
-    rows = np.arange(0 if known is None else len(known), chunks.n_chunks)
-    project_groups(steered, chunks, projector, chunks.plan(batch_tokens, rows), scratch, save_seconds)
-    return projector.projections()
-
-
-def project_groups(
-    steered: SteeredModel,
-    chunks: ChunkReader,
-    projector: Projector,
-    plan: Sequence[np.ndarray],
-    scratch: Path | None,
-    save_seconds: float,
-) -> None:
-    """Hand a projector the gradients of groups of chunks; goes on where an interrupted pass was saved."""
-    shrinking = ShrinkingBatches()
-    first, saved = 0, SavedState(None if scratch is None else scratch / "projections.pt", save_seconds)
-    if (state := saved.load()) is not None:
-        first = state.pop("next")
-        projector.resume(state)
-    with progress("projecting chunks", sum(map(len, plan)), unit="chunks") as bar:
-        bar.advance(sum(len(group) for group in plan[:first]))
-        for number in range(first, len(plan)):
-            parts = map(chunks.batch, chunks.small_groups(plan[number], steered.chunks_at_once))
-            for batch, gradients in shrinking.each(parts, lambda part: chunk_gradients(steered, part)[0]):
-                projector.add(batch, gradients)
-            bar.advance(len(plan[number]))
-            if saved.due:
-                saved.save({"next": number + 1, **projector.state()})
-
-
 def project_index(
     writer: GroupWriter,
     index: Index,
@@ -125,7 +49,7 @@ def project_index(
     size: int,
     *,
     save_seconds: float,
-    apart: Projecting | None = None,
+    workers: PassWorkers | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write an index's operators anew, as they are, with projections of every chunk by every model.
 
@@ -134,7 +58,7 @@ def project_index(
     Parameters
     ----------
     model : the index's own
-    apart : who projects, where it is not this process: `shared_projections.project_apart` of a crew
+    workers : who projects, where it is not this process
 
     Returns
     -------
@@ -146,7 +70,7 @@ def project_index(
     ModelError, IndexMismatch      a checkpoint is gone, or has changed
     NumericalError                 a loss is not finite
     """
-    stored = index.group_attributes("operators")
+    stored, further = index.group_attributes("operators"), stored_checkpoints(index)
     entries = [stored, *stored.get("checkpoints", [])]
     scratch = writer.scratch_path("pass").parent
     reports: list[dict[str, Any]] = list((writer.state or {}).get("reports", ()))
@@ -160,20 +84,17 @@ def project_index(
         place.mkdir(exist_ok=True)
         known = known if known is not None and known.size == size else None
         steered = SteeredModel.of(own, operators)
-        if apart is not None:
-            how = ProjectionSettings(size, fit["seed"], fit["batch_tokens"])
-            made = apart(number, steered, chunks, how, known, place, save_seconds)
-        else:
-            made = fit_projections(
-                steered,
-                chunks,
-                size,
-                seed=fit["seed"],
-                batch_tokens=fit["batch_tokens"],
-                known=known,
-                scratch=place,
-                save_seconds=save_seconds,
-            )
+        of = further[number - 1] if number else None
+        _, made = go_over_corpus(
+            steered,
+            chunks,
+            PassSettings(fit["batch_tokens"], size, fit["seed"]),
+            known=known,
+            scratch=place,
+            save_seconds=save_seconds,
+            workers=workers if workers is None or of is None else workers.at(of.path, of.design_seed),
+        )
+        assert made is not None
         fitted = time.perf_counter()
         for name, values in (made.arrays() | Redundancy.of(made).arrays()).items():
             writer.append(array_name(name, number), values)

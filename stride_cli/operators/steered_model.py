@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from stride_cli.operators.budget import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
-from stride_cli.operators.spaces import reads_input
+from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.spaces import reads_input, space_from_arrays
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
@@ -94,3 +96,23 @@ class SteeredModel:
             if not (with_inputs or reads_input(self.spaces)):
                 return hidden, None
             return hidden, hidden.detach() if start == 0 else self.model.hidden(ids, 0)
+
+
+def keep_spaces(steered: SteeredModel, path: Path) -> None:
+    """Write the bases that `kept_spaces` reads, and how chunks count."""
+    spaces = [
+        (space.name, {key: torch.from_numpy(value) for key, value in space.arrays().items()})
+        for space in steered.spaces
+    ]
+    about = {"layer": steered.layer, "averaged": steered.averaged, "normalized": steered.normalized}
+    save_atomically({"spaces": spaces, **about}, path)
+
+
+def kept_spaces(model: AttributableModel, path: Path) -> SteeredModel:
+    """Read what `keep_spaces` wrote, for the same model."""
+    state = torch.load(path, weights_only=True)
+    spaces = [
+        space_from_arrays(name, {key: value.numpy() for key, value in arrays.items()})
+        for name, arrays in state.pop("spaces")
+    ]
+    return SteeredModel(model, [space.to(model.device).requires_grad_(False) for space in spaces], **state)

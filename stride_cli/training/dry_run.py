@@ -45,7 +45,8 @@ def estimate_fit(
     UsageError      the published recipe is asked for: it takes as many steps as it is told
     """
     from stride_cli.operators.bases import sample_size
-    from stride_cli.operators.closed import accumulate, fit_spaces
+    from stride_cli.operators.closed import fit_spaces
+    from stride_cli.operators.corpus_pass import accumulate
     from stride_cli.operators.projections import Projector
 
     options = options or ClosedOptions()
@@ -70,7 +71,7 @@ def estimate_fit(
         columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % _SUBSETS
         projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
         begun = clock()
-        accumulate(steered, each, columns, _SUBSETS, settings, None, np.inf, projector)
+        accumulate(steered, each, each.plan(settings.batch_tokens), columns, _SUBSETS, projector)
         passes.append(clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
     sampled = min(index.n_tokens, sample_size(model.d_model))

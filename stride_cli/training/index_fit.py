@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.projection_pass import Projecting
-    from stride_cli.operators.projections import Projections
-    from stride_cli.operators.shared_fit import Crew
+    from stride_cli.operators.pass_by_workers import PassWorkers
     from stride_cli.schema.train_records import TrainRecord, TrainSeconds
 
 _MANY = 10  # chunks a subset: with more the recovery by itself finds little
@@ -132,7 +130,7 @@ def fit_index(
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    crew = _crew(run, index, models[0], model_path) if run.in_ranges else None
+    workers = _workers(run, index, models[0], model_path)
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
         fitted = fit_with_checkpoints(
@@ -142,7 +140,7 @@ def fit_index(
             index,
             lambda model: resolve_settings(options, model, index),
             checkpoints,
-            FitRun(save_seconds=run.save_seconds, crew=crew, base=base),
+            FitRun(save_seconds=run.save_seconds, workers=workers, base=base),
         )
         publishing = time.perf_counter()
         own, *others = (entry["attributes"] for entry in fitted)
@@ -163,17 +161,22 @@ def fit_index(
     return _train_record(index_path, index, own, listed, reports, seconds)
 
 
-def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None) -> Crew:
-    """Choose the workers that fit the operators of an index.
+def _workers(
+    run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None
+) -> PassWorkers | None:
+    """Choose the workers that fit the operators of an index; None: this process alone.
 
     The workers of this machine share its cores; a task of Ray has one.
     """
     from stride_cli.free_memory import available_bytes
     from stride_cli.operators.opener import Opener
-    from stride_cli.operators.shared_fit import Crew, ModelPlace
-    from stride_cli.training.engines import available_cores, open_engine
+    from stride_cli.operators.pass_by_workers import ModelPlace, PassWorkers
+    from stride_cli.parallel import available_cores, check_engine
 
-    engine, opener = open_engine(run.engine), Opener.like(model)
+    check_engine(run.engine)
+    if not run.in_ranges:
+        return None
+    opener = Opener.like(model)
     threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
     local = Path(model_path).expanduser() if model_path else None
     found = str(local.absolute()) if local is not None and local.exists() else model_path
@@ -181,7 +184,7 @@ def _crew(run: FitRunOptions, index: Index, model: AttributableModel, model_path
     kind = opener.device.partition(":")[0]
     place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
     free = available_bytes() if run.engine == "local" and kind == "cpu" else None
-    return Crew(engine, run.workers, threads, place, free)
+    return PassWorkers(place, run.engine, run.workers, threads, free)
 
 
 def _project(
@@ -204,19 +207,7 @@ def _project(
     size = options.project or 0
     identity = [index.digest, operators, size, str(model.dtype), FORM]
     build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    apart: Projecting | None = None
-    if run.in_ranges:
-        from stride_cli.operators.checkpoints import stored_checkpoints
-        from stride_cli.operators.shared_projections import project_apart
-
-        crew, further = _crew(run, index, model, model_path), stored_checkpoints(index)
-
-        def by_crew(number: int, *rest: Any) -> Projections:
-            of = further[number - 1] if number else None
-            return project_apart(crew.at(of.path, of.design_seed) if of else crew, number, *rest)
-
-        apart = by_crew
-
+    workers = _workers(run, index, model, model_path)
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key) as writer:
         own, reports = project_index(
@@ -226,7 +217,7 @@ def _project(
             ChunkReader(index),
             size,
             save_seconds=run.save_seconds,
-            apart=apart,
+            workers=workers,
         )
         publishing = time.perf_counter()
         writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})

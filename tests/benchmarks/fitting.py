@@ -24,7 +24,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,13 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.gradients import gradient_products, weighted_gradients
 from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
-from stride_cli.operators.shared_fit import Crew, ModelPlace
+from stride_cli.operators.pass_by_workers import ModelPlace, PassWorkers
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit
+from stride_cli.parallel import Workers
 from stride_cli.randomness import stream
 from stride_cli.research.paper.sgd import build_rows, fit_sgd
-from stride_cli.training.engines import open_engine, run_local
 from tests.benchmarks._machine import interleave, machine, watched_memory
 
 PARTS = ("shares", "reading", "sgd")
@@ -192,16 +192,16 @@ def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     def fitted(engine: str | None) -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
-            crew = Crew(open_engine(engine), given.workers, 1, place) if engine else None
+            team = PassWorkers(place, engine, given.workers) if engine else None
             before, load, began = _processor_seconds(), os.getloadavg()[0], time.perf_counter()
-            fit_closed(model, chunks, columns, index.n_subsets, settings, scratch=Path(folder), crew=crew)
+            fit_closed(model, chunks, columns, index.n_subsets, settings, scratch=Path(folder), workers=team)
             passed = time.perf_counter() - began
         own, others = (after - first for after, first in zip(_processor_seconds(), before, strict=True))
         return {"seconds": passed, "own": own, "workers": others, "load": (load + os.getloadavg()[0]) / 2}
 
     before = _processor_seconds()[1]
-    probe = run_local(_Nothing(place), [[]] * given.workers, given.workers)
-    list(probe)
+    with Workers(_open, given.workers) as workers:
+        list(workers.as_done([place] * given.workers))
     start = _processor_seconds()[1] - before
     alone = [fitted(None) for _ in range(given.repeats)]
     least = min(alone, key=lambda each: each["own"])
@@ -228,18 +228,9 @@ def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         } | machine("torch", "transformers", "numpy")
 
 
-@dataclass
-class _Nothing:
-    """Work whose workers start as those of a fit do, and do nothing."""
-
-    place: ModelPlace
-    peak_bytes = 0
-
-    def prepare(self) -> None:
-        self.opened = self.place.open()
-
-    def run(self, jobs: Any) -> list[Any]:
-        return []
+def _open(place: ModelPlace) -> None:
+    """What a worker does before its first range."""
+    place.open()
 
 
 def _processor_seconds() -> tuple[float, float]:

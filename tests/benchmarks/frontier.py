@@ -32,9 +32,9 @@ from stride_cli.attribution.direct_readout import projected_influences, query_gr
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
+from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import ClosedOptions, resolve_settings
-from stride_cli.operators.projection_pass import fit_projections
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
@@ -135,7 +135,7 @@ def readouts(
     pairs = second_estimates([], queries, batches, task).values
     seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
     for size in BYTES:
-        made = fit_projections(steered, task.chunks, size, seed=settings.seed, batch_tokens=tokens)
+        _, made = go_over_corpus(steered, task.chunks, PassSettings(tokens, size, settings.seed))
         seen = np.ones(task.n_chunks, np.uint8)
         kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, projections=made)
         projected = SteeredModel.of(task.model, kept)

@@ -99,11 +99,12 @@ class Paths:
         return found
 
     def projections(self) -> list[np.ndarray]:
-        from stride_cli.operators.projection_pass import fit_projections
+        from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
         from stride_cli.operators.steered_model import SteeredModel
 
         steered = SteeredModel.of(self.model, self.fit("mlp-matrix+logit"))
-        made = fit_projections(steered, self.chunks, 64, seed=0, batch_tokens=128)
+        _, made = go_over_corpus(steered, self.chunks, PassSettings(128, 64))
+        assert made is not None
         return [made.step]
 
     def sgd(self) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ from stride_cli.errors import ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import checkpoints as module
-from stride_cli.operators import closed
+from stride_cli.operators import saving
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.opener import Opener
@@ -268,10 +268,10 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
         before(state, path)
         raise KeyboardInterrupt
 
-    before = closed.save_atomically
+    before = saving.save_atomically
     options = api.ClosedOptions(**QUICK, batch_tokens=256)
     with monkeypatch.context() as patched:
-        patched.setattr(closed, "save_atomically", save)
+        patched.setattr(saving, "save_atomically", save)
         with pytest.raises(KeyboardInterrupt):
             api.train(bare, options, run=FitRunOptions(save_seconds=0))
     more = tmp_path / "more.jsonl"

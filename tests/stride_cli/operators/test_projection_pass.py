@@ -15,18 +15,17 @@ from index_format.errors import IndexDamaged, IndexExists, IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import GroupWriter
-from stride_cli import api
+from stride_cli import api, parallel
 from stride_cli.attribution.direct_readout import projected_influences
 from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
+from stride_cli.operators import corpus_pass, pass_by_workers, redundancy, store
 from stride_cli.operators import projection_pass as module
-from stride_cli.operators import redundancy, store
 from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators, array_name
-from stride_cli.training import engines
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -115,9 +114,11 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
 
     unknown = estimates()[before:]
     assert (unknown == unknown[0]).all() and abs(unknown[0]) < 0.1
-    real, read = module.chunk_gradients, []
+    real, read = corpus_pass.chunk_gradients, []
     monkeypatch.setattr(
-        module, "chunk_gradients", lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1]
+        corpus_pass,
+        "chunk_gradients",
+        lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1],
     )
     record = project(copied)
     assert record["projected"] == n_chunks and record["coverage"] == pytest.approx(before / n_chunks)
@@ -132,8 +133,10 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     project(copied, 128)  # of another size: all of them
     assert len(np.concatenate(read)) == 2 * n_chunks
     # and by ranges, as workers do it
-    monkeypatch.setattr(engines, "open_engine", lambda name: lambda *work: engines.run_local(*work[:2], 1))
-    monkeypatch.setattr(engines, "available_cores", lambda: 1)
+    monkeypatch.setattr(
+        pass_by_workers, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
+    )
+    monkeypatch.setattr(parallel, "available_cores", lambda: 1)
     for size in (BYTES, 128):
         read.clear()
         run = FitRunOptions(workers=2)
@@ -150,7 +153,7 @@ def test_what_they_have_in_common_is_found_again_where_it_is_of_another_form(
     for place, name in ((module, "COMMON_FORM"), (store, "COMMON_FORM"), (redundancy, "FORM")):
         monkeypatch.setattr(place, name, other)
     assert Operators.from_index(Index.open(copied)).shared is None
-    monkeypatch.setattr(module, "chunk_gradients", lambda steered, batch: pytest.fail("a chunk is read"))
+    monkeypatch.setattr(corpus_pass, "chunk_gradients", lambda *given: pytest.fail("a chunk is read"))
     project(copied)
     assert Operators.from_index(Index.open(copied)).shared is not None
     with pytest.raises(IndexExists, match="every chunk already"):

@@ -27,12 +27,12 @@ from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.operators import closed as module
+from stride_cli.operators import corpus_pass
 from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
 from stride_cli.operators.fit_kernels import turn, turns
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.projection_pass import fit_projections
 from stride_cli.operators.projections import (
     AskedProjections,
     Folding,
@@ -407,7 +407,7 @@ def test_the_fit_itself_is_the_same_with_them(model, chunks: ChunkReader, column
 def test_an_interrupted_fit_continues_to_the_same_bits(
     model, chunks: ChunkReader, columns, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = module.chunk_gradients, []
+    real, calls = corpus_pass.chunk_gradients, []
 
     def dies(*arguments, **keywords):
         calls.append(arguments)
@@ -415,7 +415,7 @@ def test_an_interrupted_fit_continues_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(module, "chunk_gradients", dies)
+    monkeypatch.setattr(corpus_pass, "chunk_gradients", dies)
     saving = {"scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving)
@@ -431,15 +431,14 @@ def test_an_interrupted_fit_continues_to_the_same_bits(
 def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
     model, chunks: ChunkReader, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stride_cli.operators import projection_pass
-
     steered, whole = SteeredModel.of(model, fitted), fitted.projections
     assert whole is not None
-    made = fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=96)
+    _, made = go_over_corpus(steered, chunks, PassSettings(96, BYTES))
+    assert made is not None
     np.testing.assert_array_equal(made.codes, whole.codes)
     np.testing.assert_array_equal(made.step, whole.step)
     # of thirty that are known not one is read again; interrupted, it goes on
-    real, read = projection_pass.chunk_gradients, []
+    real, read = corpus_pass.chunk_gradients, []
 
     def watched(steered, batch):
         if len(read) == 2:
@@ -448,12 +447,13 @@ def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
         read.append(batch.rows)
         return real(steered, batch)
 
-    monkeypatch.setattr(projection_pass, "chunk_gradients", watched)
+    monkeypatch.setattr(corpus_pass, "chunk_gradients", watched)
     known = Projections(whole.codes[:30], whole.step[:30], whole.seed)
     saving = {"known": known, "scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
-        fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=60, **saving)
-    more = fit_projections(steered, chunks, BYTES, seed=0, batch_tokens=60, **saving)
+        go_over_corpus(steered, chunks, PassSettings(60, BYTES), **saving)
+    _, more = go_over_corpus(steered, chunks, PassSettings(60, BYTES), **saving)
+    assert more is not None
     assert sorted(np.concatenate([rows for rows in read if rows is not None])) == list(range(30, 40))
     np.testing.assert_array_equal(more.codes[:30], whole.codes[:30])
     # batches of another size round otherwise: a sign next to zero may turn

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli import api
+from stride_cli import api, parallel
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
+from stride_cli.operators import pass_by_workers
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.options import FitRunOptions
-from stride_cli.operators.shared_fit import Crew, RangeFitter, part_of
+from stride_cli.operators.pass_by_workers import PassWorkers, part_of
 from stride_cli.operators.store import Operators
-from stride_cli.training import engines
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -36,11 +36,6 @@ def columns() -> np.ndarray:
     return np.stack([np.sort(random.choice(K, 3, replace=False)) for _ in range(40)]).astype(np.uint16)
 
 
-def here(fitter: Any, groups: Any, workers: int | None) -> Any:
-    """All parts done in this process, one after the other."""
-    return engines.run_local(fitter, groups, 1)
-
-
 @dataclass(frozen=True)
 class Place:
     """A `ModelPlace` of what this process holds."""
@@ -48,26 +43,33 @@ class Place:
     opened: Any
     device: str = "cpu"
 
+    def __hash__(self) -> int:
+        return id(self.opened)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     def open(self) -> Any:
         return self.opened
 
 
 @pytest.fixture
-def fit(model: Any, chunks: ChunkReader, columns: np.ndarray) -> Any:
-    """`fit_closed` in a directory, by so many workers, in this process."""
+def fit(model: Any, chunks: ChunkReader, columns: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`fit_closed` in a directory, by so many workers, all of which are this process."""
+    monkeypatch.setattr(
+        pass_by_workers, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
+    )
 
-    def fitted(
-        folder: Path | None = None, workers: int = 3, free: int | None = None, **options: Any
-    ) -> Operators:
+    def fitted(folder: Path | None = None, workers: int = 3, free: int | None = None, **options: Any) -> Any:
         ranks = {"residual": 5, "logit": 3, "token-logit": 3, "mlp-matrix": 3}
         given = {"spaces": ("mlp-matrix", "logit", "token-logit"), "project": 24} | options
         settings = ClosedSettings(layer=2, ranks=ranks, batch_tokens=64, **given)
         if folder is None:
             return fit_closed(model, chunks, columns, K, settings)
         folder.mkdir(exist_ok=True)
-        crew = Crew(here, workers, 1, Place((model, chunks, columns)), free)  # type: ignore[arg-type]
-        saving: Any = {"scratch": folder, "save_seconds": 0}
-        return fit_closed(model, chunks, columns, K, settings, **saving, crew=crew)
+        place: Any = Place((model, chunks, columns))
+        team = PassWorkers(place, count=workers, free=free)
+        return fit_closed(model, chunks, columns, K, settings, scratch=folder, save_seconds=0, workers=team)
 
     return fitted
 
@@ -80,46 +82,37 @@ def same(found: Operators, expected: Operators) -> None:
         np.testing.assert_array_equal(arrays[0][name], values, name)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"spaces": ("residual", "logit"), "project": 0}],
-    ids=["whitened", "one space not"],
-)
+@pytest.mark.parametrize("options", [{}, {"spaces": ("residual", "logit"), "project": 0}])
 def test_workers_fit_what_one_process_fits(fit: Any, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Where bases hold the Fisher matrix, and where it is estimated from rows of the ranges' chunks."""
+    """The same bases and projections; gates up to the order of sums."""
     found, whole = fit(tmp_path, **options), fit(**options)
     arrays, expected = found.to_arrays()[0], whole.to_arrays()[0]
     assert arrays.keys() == expected.keys()
     for name, values in expected.items():
-        if name == "projection_codes":
-            np.testing.assert_array_equal(arrays[name], values)
-        else:
-            largest = float(np.abs(values).max())
-            np.testing.assert_allclose(arrays[name], values, rtol=0, atol=1e-6 * largest, err_msg=name)
+        largest = float(np.abs(values).max()) if name.endswith(("_gates", "_loss")) else 0.0
+        np.testing.assert_allclose(arrays[name], values, rtol=0, atol=1e-6 * largest, err_msg=name)
     assert found.to_arrays()[1].keys() == whole.to_arrays()[1].keys()
 
 
 def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted in each stage, and gone on with by another number of workers: the same bits."""
-    done: list[Any] = []
-    ends = [2, 4, 10]
-    real = RangeFitter.run
+    """Interrupted twice, and gone on with by another number of workers: the same bits."""
+    done: list[int] = []
+    real = pass_by_workers.accumulate
 
-    def run(self: RangeFitter, jobs: Sequence[Any]) -> list[Any]:
-        if jobs and ends and len(done) == ends[0]:
-            ends.pop(0)
+    def accumulate(*given: Any) -> Any:
+        if len(done) in (2, 7):
+            done.append(-1)
             raise KeyboardInterrupt
-        done.extend(jobs)
-        return real(self, jobs)
+        found = real(*given)
+        done.append(1)
+        return found
 
-    monkeypatch.setattr(RangeFitter, "run", run)
-    for workers in (3, 2, 5):
+    monkeypatch.setattr(pass_by_workers, "accumulate", accumulate)
+    for workers in (3, 2):
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "cut", workers)
     found = fit(tmp_path / "cut", 4)
-    # three parts of the sample; three of that which scales, which is short, and begins anew; twelve ranges
-    assert [kind for kind, _, _ in done] == ["observe"] * 3 + ["scale"] * 4 + ["sum"] * 12
-    assert sorted(number for kind, number, _ in done if kind == "sum") == list(range(12))
+    assert done.count(1) == 12  # four ranges for each of the three workers that it began with
     same(found, fit(tmp_path / "whole", 3))
 
 
@@ -136,47 +129,12 @@ def test_parts_are_all_of_it_and_about_as_long() -> None:
     assert [each.tolist() for part in parts for each in part] == [group.tolist() for group in groups]
     tokens = [sum(lengths[group].sum() for group in part) for part in parts]
     assert max(tokens) - min(tokens) < 0.2 * np.mean(tokens)
-    assert [part_of(groups[:1], lengths, number, 2) for number in range(2)] in (
-        [groups[:1], []],
-        [[], groups[:1]],
-    )
+    assert sorted(len(part_of(groups[:1], lengths, number, 2)) for number in range(2)) == [0, 1]
 
 
 def test_steps_one_after_the_other_are_not_divided(trained: Path) -> None:
     with pytest.raises(UsageError, match="one after the other"):
         api.train(trained / "run.stride", api.SgdOptions(), run=FitRunOptions(workers=2))
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_costs_a_part_of_its_range(
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    forked_spawners: Callable[[], list[int]],
-) -> None:
-    """Two processes, one killed over a range that it has saved; the bits are those of an undisturbed fit."""
-    monkeypatch.setattr(engines, "available_cores", lambda: 2)
-    target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
-    (tmp_path / "model").symlink_to(trained / "model")
-    killed: list[int] = []
-
-    def kill_one() -> None:
-        folder = target / "operators.partial/scratch/shared"
-        while not any(folder.glob("range-*/closed-pass.pt")):
-            time.sleep(0.002)
-        os.kill(forked_spawners()[0], signal.SIGKILL)
-        killed.append(1)
-
-    killer = threading.Thread(target=kill_one, daemon=True)
-    killer.start()
-    train(target, batch_tokens=64)
-    killer.join(10)
-    assert killed and "a worker died (status -9)" in capfd.readouterr().err
-    assert forked_spawners() == []
-    monkeypatch.setattr(engines, "open_engine", lambda name: here)
-    alone = train(trained / "run.stride", tmp_path / "alone", batch_tokens=64)
-    assert_same_fit(target / "operators", alone / "operators")
 
 
 def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
@@ -188,28 +146,47 @@ def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_killed_whole_goes_on(
-    trained: Path, tmp_path: Path, prepared: Prepared, forked_spawners: Callable[[], list[int]]
+def test_a_worker_that_is_killed_costs_a_part_of_its_range(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The command and all its workers, over the bases and over the ranges: what was there stays."""
+    """Two processes, one killed over a range that it has saved; the bits are those of an undisturbed fit."""
+    monkeypatch.setattr(parallel, "available_cores", lambda: 2)
+    target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
+    (tmp_path / "model").symlink_to(trained / "model")
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        folder = target / "operators.partial/scratch/shared"
+        while not any(folder.glob("range-*/closed-pass.pt")):
+            time.sleep(0.002)
+        killed.append(multiprocessing.active_children()[0].pid or 0)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    train(target, batch_tokens=64)
+    killer.join(10)
+    assert killed and "a worker was killed" in capfd.readouterr().err
+    assert not multiprocessing.active_children()
+    alone = train(trained / "run.stride", tmp_path / "alone", batch_tokens=64)
+    assert_same_fit(target / "operators", alone / "operators")
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_killed_whole_goes_on(trained: Path, tmp_path: Path, prepared: Prepared) -> None:
+    """The command and all its workers, over the ranges: what was there stays."""
     target = Path(shutil.copytree(trained / "run.stride", tmp_path / "killed"))
     (tmp_path / "model").symlink_to(trained / "model")
     line = "--rank 6 --project 48 --save-seconds 0 --device cpu --dtype fp32 --no-calibration --workers 2"
+    command = ["stride", "train", "--index", str(target), *line.split()]
     folder = target / "operators.partial/scratch/shared"
-    stamps: dict[Path, int] = {}
-    for waited in ("observed-*.pt", "sums-*.pt"):
-        process = prepared.start(["stride", "train", "--index", str(target), *line.split()])
-        while process.poll() is None and not any(folder.glob(waited)):
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert not (target / "operators").exists()
-        # an observed part may be in the bases by now
-        assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path.exists())
-        stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*-*.pt")}
-    assert (folder / "spaces.pt").exists()
-    process = prepared.start(["stride", "train", "--index", str(target), *line.split()])
-    found = dict(stamps)
+    process = prepared.start(command)
+    while process.poll() is None and not any(folder.glob("sums-*.pt")):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not (target / "operators").exists()
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("sums-*.pt")}
+    process, found = prepared.start(command), dict(stamps)
     while process.poll() is None:
         with contextlib.suppress(FileNotFoundError):  # once it is whole
             found |= {path: path.stat().st_mtime_ns for path in stamps}
