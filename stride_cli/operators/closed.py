@@ -29,8 +29,9 @@ import torch
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.bases import fit_bases
-from stride_cli.operators.corpus_pass import PassSettings, accumulate, go_over_corpus
+from stride_cli.operators.corpus_pass import go_over_corpus
 from stride_cli.operators.fisher import drawn_fisher, label_fisher, solve_gates
+from stride_cli.operators.gradient_sums import PassSettings, accumulate
 from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
 from stride_cli.operators.spaces import space_classes
@@ -39,7 +40,7 @@ from stride_cli.operators.store import Operators
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.pass_by_workers import PassWorkers
+    from stride_cli.operators.corpus_pass import PassWorkers
 
 CURVATURES = ("kronecker", "exact")
 

@@ -15,7 +15,7 @@ from stride_cli.operators.gates import PackedGates
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.pass_by_workers import PassWorkers
+    from stride_cli.operators.corpus_pass import PassWorkers
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 

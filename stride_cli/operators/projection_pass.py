@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from index_format.errors import IndexExists, IndexMismatch
 from stride_cli.errors import UsageError
 from stride_cli.operators.checkpoints import find_checkpoints, open_stored, stored_checkpoints
-from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
+from stride_cli.operators.corpus_pass import go_over_corpus
+from stride_cli.operators.gradient_sums import PassSettings
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.projections import FORM, understood
 from stride_cli.operators.redundancy import FORM as COMMON_FORM
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from index_format.writer import GroupWriter
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.pass_by_workers import PassWorkers
+    from stride_cli.operators.corpus_pass import PassWorkers
 
 _REPLACED = re.compile(r"[/.](projection|sketch)_\w+$")  # arrays; sketches are stride 0.1's
 _SETTINGS = {

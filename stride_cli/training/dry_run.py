@@ -46,7 +46,7 @@ def estimate_fit(
     """
     from stride_cli.operators.bases import sample_size
     from stride_cli.operators.closed import fit_spaces
-    from stride_cli.operators.corpus_pass import accumulate
+    from stride_cli.operators.gradient_sums import accumulate
     from stride_cli.operators.projections import Projector
 
     options = options or ClosedOptions()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.pass_by_workers import PassWorkers
+    from stride_cli.operators.corpus_pass import PassWorkers
     from stride_cli.schema.train_records import TrainRecord, TrainSeconds
 
 _MANY = 10  # chunks a subset: with more the recovery by itself finds little
@@ -169,8 +169,8 @@ def _workers(
     The workers of this machine share its cores; a task of Ray has one.
     """
     from stride_cli.free_memory import available_bytes
+    from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
     from stride_cli.operators.opener import Opener
-    from stride_cli.operators.pass_by_workers import ModelPlace, PassWorkers
     from stride_cli.parallel import available_cores, check_engine
 
     check_engine(run.engine)

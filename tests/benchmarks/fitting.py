@@ -35,9 +35,9 @@ from index_format.reader import Index
 from stride_cli.api import open_model
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import fit_closed
+from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
 from stride_cli.operators.gradients import gradient_products, weighted_gradients
 from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
-from stride_cli.operators.pass_by_workers import ModelPlace, PassWorkers
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit

@@ -32,7 +32,8 @@ from stride_cli.attribution.direct_readout import projected_influences, query_gr
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
-from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
+from stride_cli.operators.corpus_pass import go_over_corpus
+from stride_cli.operators.gradient_sums import PassSettings
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel

@@ -99,7 +99,8 @@ class Paths:
         return found
 
     def projections(self) -> list[np.ndarray]:
-        from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
+        from stride_cli.operators.corpus_pass import go_over_corpus
+        from stride_cli.operators.gradient_sums import PassSettings
         from stride_cli.operators.steered_model import SteeredModel
 
         steered = SteeredModel.of(self.model, self.fit("mlp-matrix+logit"))

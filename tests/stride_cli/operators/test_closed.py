@@ -17,7 +17,7 @@ from index_format.errors import IndexDamaged
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.models.linear_layers import AdapterMatrices
-from stride_cli.operators import closed, corpus_pass
+from stride_cli.operators import closed, gradient_sums
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.fisher import solve_gates
@@ -317,7 +317,7 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
     chosen = settings_for("residual-matrix+logit", batch_tokens=64)
     whole = fit_closed(model, chunks, columns, K, chosen)
     calls = {"count": 0}
-    real = corpus_pass.chunk_gradients
+    real = gradient_sums.chunk_gradients
 
     def dies(*arguments, **keywords):
         calls["count"] += 1
@@ -325,17 +325,17 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", dies)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", real)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", real)
     calls["count"] = 0
 
     def counts(*arguments, **keywords):
         calls["count"] += 1
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", counts)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", counts)
     monkeypatch.setattr(closed, "fit_bases", None)  # which are there
     resumed = fit_closed(model, chunks, columns, K, chosen, scratch=tmp_path, save_seconds=0)
     assert 0 < calls["count"] < len(chunks.plan(64))

@@ -14,7 +14,7 @@ import torch
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import out_of_memory
 from stride_cli.models import devices
-from stride_cli.operators import corpus_pass, device_memory, gradients, subset_sums
+from stride_cli.operators import device_memory, gradient_sums, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.projections import Folding, encode
@@ -87,12 +87,12 @@ def test_sums_on_a_device_are_those_in_memory(
 def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     model, chunks: ChunkReader, columns, in_memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_sums = corpus_pass.subset_sums
+    real_sums = gradient_sums.subset_sums
     monkeypatch.setattr(
-        corpus_pass, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
+        gradient_sums, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
     )
     batches = len(chunks.plan(SETTINGS.batch_tokens))
-    real, calls = corpus_pass.chunk_gradients, 0
+    real, calls = gradient_sums.chunk_gradients, 0
 
     def dies(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -101,7 +101,7 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
             raise KeyboardInterrupt
         return real(*given, **named)
 
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", dies)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", dies)
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, SETTINGS, scratch=tmp_path, save_seconds=0)
     stopped = shutil.copytree(tmp_path, tmp_path / "stopped")
@@ -109,7 +109,7 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     assert calls == 3 * batches + 1  # three turns, and the batch that was not added
     assert_same_fit(found, in_memory)
     # where there is room for all subsets at once, the pass begins again
-    monkeypatch.setattr(corpus_pass, "subset_sums", real_sums)
+    monkeypatch.setattr(gradient_sums, "subset_sums", real_sums)
     assert_same_fit(fit_closed(model, chunks, columns, K, SETTINGS, scratch=stopped), in_memory)
     assert calls == 4 * batches + 1
 

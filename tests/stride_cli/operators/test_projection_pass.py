@@ -21,7 +21,7 @@ from stride_cli.corpus.build import append_to_index
 from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
-from stride_cli.operators import corpus_pass, pass_by_workers, redundancy, store
+from stride_cli.operators import corpus_pass, gradient_sums, redundancy, store
 from stride_cli.operators import projection_pass as module
 from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.steered_model import SteeredModel
@@ -114,9 +114,9 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
 
     unknown = estimates()[before:]
     assert (unknown == unknown[0]).all() and abs(unknown[0]) < 0.1
-    real, read = corpus_pass.chunk_gradients, []
+    real, read = gradient_sums.chunk_gradients, []
     monkeypatch.setattr(
-        corpus_pass,
+        gradient_sums,
         "chunk_gradients",
         lambda steered, batch: (read.append(batch.rows), real(steered, batch))[1],
     )
@@ -134,7 +134,7 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     assert len(np.concatenate(read)) == 2 * n_chunks
     # and by ranges, as workers do it
     monkeypatch.setattr(
-        pass_by_workers, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
+        corpus_pass, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
     )
     monkeypatch.setattr(parallel, "available_cores", lambda: 1)
     for size in (BYTES, 128):
@@ -153,7 +153,7 @@ def test_what_they_have_in_common_is_found_again_where_it_is_of_another_form(
     for place, name in ((module, "COMMON_FORM"), (store, "COMMON_FORM"), (redundancy, "FORM")):
         monkeypatch.setattr(place, name, other)
     assert Operators.from_index(Index.open(copied)).shared is None
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", lambda *given: pytest.fail("a chunk is read"))
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", lambda *given: pytest.fail("a chunk is read"))
     project(copied)
     assert Operators.from_index(Index.open(copied)).shared is not None
     with pytest.raises(IndexExists, match="every chunk already"):

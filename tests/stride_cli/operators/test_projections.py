@@ -27,10 +27,11 @@ from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.operators import corpus_pass
+from stride_cli.operators import gradient_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.corpus_pass import PassSettings, go_over_corpus
+from stride_cli.operators.corpus_pass import go_over_corpus
 from stride_cli.operators.fit_kernels import turn, turns
+from stride_cli.operators.gradient_sums import PassSettings
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projections import (
@@ -407,7 +408,7 @@ def test_the_fit_itself_is_the_same_with_them(model, chunks: ChunkReader, column
 def test_an_interrupted_fit_continues_to_the_same_bits(
     model, chunks: ChunkReader, columns, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = corpus_pass.chunk_gradients, []
+    real, calls = gradient_sums.chunk_gradients, []
 
     def dies(*arguments, **keywords):
         calls.append(arguments)
@@ -415,7 +416,7 @@ def test_an_interrupted_fit_continues_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*arguments, **keywords)
 
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", dies)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", dies)
     saving = {"scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
         fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving)
@@ -438,7 +439,7 @@ def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
     np.testing.assert_array_equal(made.codes, whole.codes)
     np.testing.assert_array_equal(made.step, whole.step)
     # of thirty that are known not one is read again; interrupted, it goes on
-    real, read = corpus_pass.chunk_gradients, []
+    real, read = gradient_sums.chunk_gradients, []
 
     def watched(steered, batch):
         if len(read) == 2:
@@ -447,7 +448,7 @@ def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
         read.append(batch.rows)
         return real(steered, batch)
 
-    monkeypatch.setattr(corpus_pass, "chunk_gradients", watched)
+    monkeypatch.setattr(gradient_sums, "chunk_gradients", watched)
     known = Projections(whole.codes[:30], whole.step[:30], whole.seed)
     saving = {"known": known, "scratch": tmp_path, "save_seconds": 0}
     with pytest.raises(KeyboardInterrupt):

@@ -19,10 +19,10 @@ import pytest
 from stride_cli import api, parallel
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
-from stride_cli.operators import pass_by_workers
+from stride_cli.operators import corpus_pass
 from stride_cli.operators.closed import ClosedSettings, fit_closed
+from stride_cli.operators.corpus_pass import PassWorkers, part_of
 from stride_cli.operators.options import FitRunOptions
-from stride_cli.operators.pass_by_workers import PassWorkers, part_of
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
@@ -57,7 +57,7 @@ class Place:
 def fit(model: Any, chunks: ChunkReader, columns: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`fit_closed` in a directory, by so many workers, all of which are this process."""
     monkeypatch.setattr(
-        pass_by_workers, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
+        corpus_pass, "Workers", lambda task, count, **named: parallel.Workers(task, 1, **named)
     )
 
     def fitted(folder: Path | None = None, workers: int = 3, free: int | None = None, **options: Any) -> Any:
@@ -97,7 +97,7 @@ def test_workers_fit_what_one_process_fits(fit: Any, tmp_path: Path, options: di
 def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted twice, and gone on with by another number of workers: the same bits."""
     done: list[int] = []
-    real = pass_by_workers.accumulate
+    real = corpus_pass.accumulate
 
     def accumulate(*given: Any) -> Any:
         if len(done) in (2, 7):
@@ -107,7 +107,7 @@ def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: p
         done.append(1)
         return found
 
-    monkeypatch.setattr(pass_by_workers, "accumulate", accumulate)
+    monkeypatch.setattr(corpus_pass, "accumulate", accumulate)
     for workers in (3, 2):
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "cut", workers)
