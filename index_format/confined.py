@@ -1,4 +1,4 @@
-"""Files below one directory, and nothing outside it: no link is followed, nothing but files is opened.
+"""Files below one directory, and nothing outside it: no link is followed, nothing but plain files is opened.
 
 An index may come from anybody. A link in it could make a build write over its owner's files and a reader read
 them; a FIFO or a device would never end. So what lies below an index is opened one directory after the other,
@@ -10,13 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from index_format.errors import RESTORE, IndexDamaged
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMEDY = (
     "an index holds plain files and directories only: remove it; where your own links are meant, "
     "copy the index with them followed (cp -rL) and use the copy"
@@ -43,7 +40,7 @@ def is_inside(name: str) -> bool:
 
 
 def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the plain file `name` below `root`.
+    """Open the plain file `name` below `root` and return its descriptor.
 
     Parameters
     ----------
@@ -55,38 +52,40 @@ def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:
     FileNotFoundError      it, or a directory on the way, is not there
     IndexDamaged           it, or something on the way, is a link, a FIFO, a device; or the name leads outside
     """
-    with _parent(root, name) as (directory, last):
-        try:
-            found = os.stat(last, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            if not flags & os.O_CREAT:
-                raise
-        else:
-            if flags & os.O_CREAT and stat.S_ISDIR(found.st_mode):
-                raise _strange(root / name, "a directory")
-            _refuse(root / name, found)
-        try:
-            opened = os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=directory)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise _strange(root / name, "a link") from None
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise _strange(root / name, "no plain file")
-    return opened
+    if not is_inside(name):
+        raise IndexDamaged(f"{name!r} leads out of {root}", fix=_REMEDY)
+    *way, last = name.split("/")
+    handle, here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), root
+    try:
+        for part in way:
+            here = here / part
+            below = _open(part, os.O_RDONLY | os.O_DIRECTORY, handle, here)
+            os.close(handle)
+            handle = below
+        # a FIFO is not waited for, but seen to be one
+        opened = _open(last, flags | os.O_NONBLOCK, handle, here / last)
+    finally:
+        os.close(handle)
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode):
+        return opened
+    os.close(opened)
+    if stat.S_ISDIR(mode):
+        raise FileNotFoundError(errno.EISDIR, os.strerror(errno.EISDIR), str(root / name))
+    raise _strange(root / name, mode)
 
 
 def look_inside(root: Path, name: str) -> os.stat_result:
-    """The status of the plain file `name` below `root`; errors as of `open_inside`."""
-    with _parent(root, name) as (directory, last):
-        found = os.stat(last, dir_fd=directory, follow_symlinks=False)
-    _refuse(root / name, found)
-    return found
+    """Return the status of the plain file `name` below `root`; errors as of `open_inside`."""
+    opened = open_inside(root, name)
+    try:
+        return os.fstat(opened)
+    finally:
+        os.close(opened)
 
 
 def read_inside(root: Path, name: str, *, limit: int) -> bytes:
-    """A whole file below `root`; IndexDamaged also where it is longer than `limit` bytes."""
+    """Read a whole file below `root`; IndexDamaged also where it is longer than `limit` bytes."""
     with os.fdopen(open_inside(root, name), "rb") as file:
         length = os.fstat(file.fileno()).st_size
         if length > limit:
@@ -98,67 +97,40 @@ def read_inside(root: Path, name: str, *, limit: int) -> bytes:
 
 
 def refuse_strange_files(root: Path) -> None:
-    """IndexDamaged where anything below `root` (or `root`) is neither a directory nor a plain file."""
+    """Raise IndexDamaged where anything below `root` (or `root`) is neither a directory nor a plain file."""
     try:
         found = root.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode):
-        raise _strange(root, _kind(found))
+        raise _strange(root, found.st_mode)
     for directory, names, files, handle in os.fwalk(root, follow_symlinks=False):
         for name in (*names, *files):
-            found = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):
-                _refuse(Path(directory, name), found)
+            mode = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                raise _strange(Path(directory, name), mode)
 
 
-@contextmanager
-def _parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """A handle of the directory that `name` is in, and its last part."""
-    if not is_inside(name):
-        raise IndexDamaged(f"{str(name)!r} leads out of {root}", fix=_REMEDY)
-    *way, last = name.split("/")
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _open(part: str, flags: int, directory: int, path: Path) -> int:
+    """Open one part of a way, without following it; `path` is for messages."""
     try:
-        for depth, part in enumerate(way):
-            try:
-                below = os.open(part, _DIRECTORY, dir_fd=handle)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                here = root.joinpath(*way[: depth + 1])
-                found = os.stat(part, dir_fd=handle, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):  # then there is nothing below it
-                    raise _missing(root / name, errno.ENOENT) from None
-                raise _strange(here, _kind(found)) from None
-            os.close(handle)
-            handle = below
-        yield handle, last
-    finally:
-        os.close(handle)
+        return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+            raise
+        mode = os.stat(part, dir_fd=directory, follow_symlinks=False).st_mode
+        if stat.S_ISREG(mode):  # a file on the way: there is nothing below it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        raise _strange(path, mode) from None
 
 
-def _refuse(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISDIR(found.st_mode):
-        raise _missing(path, errno.EISDIR)
-    if not stat.S_ISREG(found.st_mode):
-        raise _strange(path, _kind(found))
-
-
-def _missing(path: Path, number: int) -> FileNotFoundError:
-    return FileNotFoundError(number, os.strerror(number), str(path))
-
-
-def _kind(found: os.stat_result) -> str:
+def _strange(path: Path, mode: int) -> IndexDamaged:
     kinds = {
+        stat.S_IFREG: "a plain file",
+        stat.S_IFDIR: "a directory",
         stat.S_IFLNK: "a link",
         stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
     }
-    return kinds.get(stat.S_IFMT(found.st_mode), "no plain file")
-
-
-def _strange(path: Path, kind: str) -> IndexDamaged:
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
     return IndexDamaged(f"{path} is {kind}, and is not touched", fix=_REMEDY)

@@ -1,4 +1,4 @@
-"""Making bytes stay: fsync, atomic replacement, locks, and a full disk told as such."""
+"""Durable files: fsync, atomic replacement, locks, journals, and a full disk reported as such."""
 
 from __future__ import annotations
 
@@ -85,27 +85,11 @@ def write_file(path: Path, data: bytes) -> None:
             os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace the file `path` in one step, its directory entry on disk too when this returns.
-
-    Written beside (PATH.new), then renamed: whatever happens, what is at `path` is whole, the old or the new.
-    """
-    fresh = path.with_name(path.name + ".new")
-    try:
-        write_file(fresh, data)
-    except OSError:  # a full disk is not helped by what no one reads
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
-    fresh.replace(path)
-    sync_directory(path.parent)
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what shall be at `path`: PATH.new, which takes its place, durably, once all is well.
+    """Yield PATH.new, which takes the place of `path`, durably, once the block is done.
 
-    Nothing is there at first, so that it can be opened as a new file; where an error comes it is removed.
+    Nothing is there at first, so that it can be opened as a new file; after an error it is removed.
     """
     fresh = path.with_name(path.name + ".new")
     with storage(path, 0):
@@ -120,6 +104,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     fresh.replace(path)
     sync_directory(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Create or replace the file `path` in one step: whatever happens, the old or the new one is whole."""
+    with replacing(path) as fresh:
+        write_file(fresh, data)
 
 
 def make_directory(path: Path) -> None:
@@ -157,14 +147,10 @@ def sync_files(path: Path) -> None:
 
 
 def sha256_file(path: Path) -> tuple[int, str]:
-    """(length, SHA-256 in hexadecimal) of a file, read in pieces."""
-    digest = hashlib.sha256()
-    length = 0
+    """Return (length, SHA-256 in hexadecimal) of a file, read in pieces."""
     with path.open("rb") as file:
-        while piece := file.read(_COPY_BYTES):
-            digest.update(piece)
-            length += len(piece)
-    return length, digest.hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -192,7 +178,7 @@ def copy_file(source: Path, target: Path) -> str:
 
 
 def link_tree(source: Path, target: Path, *, skip: tuple[str, ...] = ()) -> None:
-    """`link_or_copy` for every file below `source`, except those whose name is in `skip`."""
+    """Link or copy every file below `source`, except those whose name is in `skip`."""
     for directory, _, names in os.walk(source):
         here = target / Path(directory).relative_to(source)
         make_directory(here)
@@ -230,7 +216,7 @@ def exchange(source: Path, target: Path, aside: Path) -> None:
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> int:
-    """The errno of renameat2(2), 0 when it worked."""
+    """Call renameat2(2) and return its errno, 0 when it worked."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # an older C library, or not Linux

@@ -107,7 +107,7 @@ def _is_here(home: Path, name: str, length: int, sha256: str) -> bool:
             if status.st_size != length:
                 return False
             content = mmap(file.fileno(), 0, access=ACCESS_READ) if length else b""
-            return Soundness(home).is_sound(status, memoryview(content), sha256)
+            return Soundness(home).is_sound(name, status, memoryview(content), sha256)
     except OSError:
         return False
 
