@@ -70,8 +70,6 @@ class ServedIndex:
                 place.index, model_path=place.model, device=place.device, dtype=place.dtype
             )
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query ROW")
-            language: Any = session.model
-            language.compiled_steps = True
             with self._lock:
                 self._answers.clear()
             self._session, self._mark, self._numbers = session, mark, None

