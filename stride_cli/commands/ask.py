@@ -225,9 +225,9 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
     out = beside(corpus, ".model") if model is None else Path(model)
     with output.progress("making a model"):
         from stride_cli.models.language.language_recipe import read_recipe
-        from stride_cli.training.corpus_chunks import read_corpus
         from stride_cli.training.ending import look_at
         from stride_cli.training.pretraining import train_model
+        from stride_cli.training.runs import read_corpus
 
         if out.exists():
             recipe = read_recipe(out)

@@ -25,7 +25,7 @@ from stride_cli.training.options import ClassifierOptions, ColumnOptions, Finetu
 if TYPE_CHECKING:
     from stride_cli.schema.model_records import ModelRecord
     from stride_cli.training.ending import Ending
-    from stride_cli.training.recorded_run import Trained
+    from stride_cli.training.runs import Trained
 
 app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stride_cli.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from stride_cli.training.recorded_run import Trained
+    from stride_cli.training.runs import Trained
 
 FOLDER = Path(__file__).parent
 CORPUS = FOLDER / "corpus.jsonl"

@@ -25,9 +25,15 @@ from stride_cli.models.language.language_recipe import RECORDED, Recipe, version
 from stride_cli.models.language.structure import context_length
 from stride_cli.models.loading import model_fingerprint
 from stride_cli.output import note
-from stride_cli.training.adapters import lora_rank, refuse_other_adapters, whole_model
-from stride_cli.training.recorded_corpus import CORPUS, Recorded, write_corpus
-from stride_cli.training.recorded_order import RecordedOrder
+from stride_cli.training.recording import (
+    CORPUS,
+    Recorded,
+    RecordedOrder,
+    lora_rank,
+    refuse_other_adapters,
+    whole_model,
+    write_corpus,
+)
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, save_model
 
 RUN = "stride_run.json"

@@ -21,9 +21,8 @@ from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.models.loading import load_model
 from stride_cli.parallel import die_with_parent
-from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome, job_key
 from stride_cli.training.language_trainer import query_losses
-from stride_cli.training.outcomes import job_key
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

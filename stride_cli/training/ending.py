@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stride_cli.models.loading import load_model
-from stride_cli.training.recorded_run import Trained
+from stride_cli.training.runs import Trained
 
 _SHOWN, _BEGINNING, _CONTINUATION = 3, 8, 24  # continuations, and tokens of each
 # The share of a corpus's pairs of neighbouring tokens that stand in one chunk only: there, nothing but this

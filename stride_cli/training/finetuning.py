@@ -15,12 +15,11 @@ from stride_cli.models.language.language_recipe import Recipe, versions
 from stride_cli.models.language.structure import check_vocabulary, context_length
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import model_fingerprint
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import make_trainable
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import FinetuneOptions
-from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing
+from stride_cli.training.runs import Trained, count_steps, cut, read_corpus, run_recipe
 
 _BLOCK_SIZE = 512
 _EPOCHS = 3.0

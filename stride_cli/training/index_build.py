@@ -94,7 +94,7 @@ def build_index_of_run(
     """
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.training.language_trainer import check_recipe
-    from stride_cli.training.recorded_corpus import find_run
+    from stride_cli.training.recording import find_run
 
     found = find_run(run)
     options = options or BuildOptions()

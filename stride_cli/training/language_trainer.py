@@ -24,9 +24,8 @@ from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.budget import DIFFERENTIATED
 from stride_cli.output import note
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome, job_key
 from stride_cli.training.language_loop import train
-from stride_cli.training.outcomes import job_key
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -17,12 +17,11 @@ from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import train_bpe
 from stride_cli.models.language.language_recipe import Architecture, LateStarts, Recipe, versions
 from stride_cli.models.language.nanochat import build_model, choose_architecture
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.epoch_batches import later_starts
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import TrainOptions
-from stride_cli.training.recorded_run import Trained, count_steps, run_recipe
 from stride_cli.training.run_directory import RunDirectory, refuse_existing
+from stride_cli.training.runs import Trained, count_steps, cut, read_corpus, run_recipe
 
 # Peak rates. Tried on 100 documents of the CIA World Factbook (18,000 tokens, 12 passes, 1 million
 # parameters), the loss on them afterwards: AdamW's rate for embeddings and head .003, .01, .03 beside Muon's

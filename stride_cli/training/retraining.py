@@ -13,8 +13,7 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.output import progress
 from stride_cli.parallel import Workers, check_engine, default_workers
 from stride_cli.randomness import stream_key
-from stride_cli.training.jobs import Job, Outcome, Trainer
-from stride_cli.training.outcomes import OutcomeStore, job_key
+from stride_cli.training.jobs import Job, Outcome, OutcomeStore, Trainer, job_key
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -14,8 +14,8 @@ from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.language.tokenizer import load_tokenizer
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.language_loop import mean_loss
+from stride_cli.training.runs import cut, read_corpus
 
 ROOT = Path(__file__).parents[2]
 

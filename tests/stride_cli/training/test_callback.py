@@ -16,7 +16,7 @@ from stride_cli import api
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.training.recorded_corpus import find_run, write_corpus
+from stride_cli.training.recording import find_run, write_corpus
 from tests.tiny_models import tiny_nanochat
 
 pytest.importorskip("accelerate")

@@ -24,10 +24,10 @@ from stride_cli.models.language.own_tokenizer import OwnTokenizer
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.finetuning import FinetuneOptions, default_lr, finetune_model
 from stride_cli.training.initial_model import base_model, initial_model
 from stride_cli.training.language_loop import mean_loss, train
+from stride_cli.training.runs import cut, read_corpus
 
 QUICK = FinetuneOptions(epochs=30, lr=0.01, dtype="fp32", device="cpu", batch_tokens=256)
 

@@ -18,7 +18,7 @@ from stride_cli.models import muon
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import choose_dtype, mean_loss, planned_steps, train
-from stride_cli.training.recorded_run import count_steps
+from stride_cli.training.runs import count_steps
 
 BATCH_TOKENS = 60
 

@@ -28,7 +28,6 @@ from stride_cli.models.language.own_tokenizer import OwnTokenizer
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import train
 from stride_cli.training.pretraining import (
@@ -38,6 +37,7 @@ from stride_cli.training.pretraining import (
     default_late_starts,
     train_model,
 )
+from stride_cli.training.runs import cut, read_corpus
 from tests.prepared import Prepared
 
 TINY = TrainOptions(layers=2, width=32, heads=2, vocab=300, context=64, epochs=4, dtype="fp32", device="cpu")

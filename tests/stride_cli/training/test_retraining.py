@@ -16,13 +16,12 @@ import torch
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
-from stride_cli.training.corpus_chunks import cut, read_corpus
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.jobs import Job, Outcome
+from stride_cli.training.jobs import Job, Outcome, OutcomeStore, job_key
 from stride_cli.training.language_loop import train
 from stride_cli.training.language_trainer import index_chunks, query_losses
-from stride_cli.training.outcomes import OutcomeStore, job_key
 from stride_cli.training.retraining import count_missing, open_trainer, retrain
+from stride_cli.training.runs import cut, read_corpus
 
 
 def _jobs(n: int, count: int) -> list[Job]:

@@ -24,8 +24,7 @@ from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.training.truth import Truth, build_truth, subset_mask, subset_seeds
-from stride_cli.training.jobs import Job
-from stride_cli.training.outcomes import OutcomeStore, job_key
+from stride_cli.training.jobs import Job, OutcomeStore, job_key
 from stride_cli.training.retraining import open_trainer, store_of
 
 TRAIN = """

@@ -1,13 +1,16 @@
-"""Write the training set of a `Trainer` as a corpus: one document for each example."""
+"""Record what a `Trainer` trains on: its corpus, the order of its examples, its model's whole weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from index_format.durable import replacing
 from stride_cli.corpus.documents import EMPTY_CORPUS
@@ -164,3 +167,90 @@ def find_run(directory: str | Path) -> RecordedRun:
             fix=f"give it: stride index build CORPUS --model {directory}",
         )
     return RecordedRun(sources, str(directory), recipe.block_size)
+
+
+class RecordedOrder:
+    """Stands for a sampler, and keeps what it draws.
+
+    Attributes
+    ----------
+    epoch : int             the pass that is drawn next
+    drawn : dict            pass → numbers of examples; of one begun again, the last time. Of those that are
+                            over until they are written
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.epoch = 0
+        self.drawn: dict[int, array[int]] = {}
+
+    @classmethod
+    def of(cls, loader: Any) -> RecordedOrder | None:
+        """Take the place of a loader's sampler; None where it has none."""
+        holder: Any = getattr(loader, "batch_sampler", None)
+        while hasattr(holder, "batch_sampler"):  # accelerate's shards of it
+            holder = holder.batch_sampler
+        if not hasattr(holder, "sampler"):
+            note("warning: the order of the examples is not recorded: the trainer's loader has no sampler")
+            return None
+        made = cls(getattr(holder.sampler, "_sampler", holder.sampler))
+        holder.sampler = made
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = array("q")
+        self.drawn[self.epoch] = numbers
+        for number in self._sampler:
+            numbers.append(int(number))
+            yield number
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_sampler":
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+
+_FIX = "train with LoRA of floating-point weights, or save the merged model yourself (merge_and_unload)"
+
+
+def lora_rank(model: Any) -> int:
+    """Read the rank of a PEFT model's low-rank parts; 0 for a model that is not PEFT's."""
+    if not hasattr(model, "peft_config"):
+        return 0
+    return int(getattr(model.peft_config[model.active_adapter], "r", 0))
+
+
+def refuse_other_adapters(model: Any) -> None:
+    """Raise UsageError for an adapter that `whole_model` cannot merge."""
+    if not hasattr(model, "peft_config"):
+        return
+    config = model.peft_config[model.active_adapter]
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    if kind != "LORA" or getattr(config, "use_dora", False):
+        kind = "DoRA" if kind == "LORA" else kind
+        raise UsageError(f"the model is trained by {kind}, and an index needs whole weights", fix=_FIX)
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is not None and not base.weight.is_floating_point():
+            raise UsageError(f"the weights of {name} are quantised, and an index needs whole ones", fix=_FIX)
+
+
+@torch.no_grad()
+def whole_model(model: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
+    """Return the model to save, and its weights with low-rank parts added; None: its own weights."""
+    if not hasattr(model, "peft_config"):
+        return model, None
+    base, adapter = model.get_base_model(), model.active_adapter
+    merged = {}
+    for name, value in base.state_dict().items():
+        if ".lora_" in name or ".original_module." in name:
+            continue
+        merged[name.replace(".base_layer.", ".").replace(f".modules_to_save.{adapter}.", ".")] = value
+    for name, module in base.named_modules():
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
+            weight = module.base_layer.weight
+            merged[f"{name}.weight"] = weight + module.get_delta_weight(adapter).to(weight.dtype)
+    return base, merged
