@@ -1,13 +1,11 @@
 """What a shell offers when Tab is pressed behind an option: fixed values, methods, spaces, indexes.
 
-Nothing here imports more than the standard library and light modules: a Tab should be answered at once.
+Light to import, as a Tab should be answered at once. typer offers an option's listed choices by itself.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -25,28 +23,8 @@ SPACES = (
 )
 
 
-def take_named_shell(arguments: Sequence[str]) -> None:
-    """Let ``--install-completion SHELL`` mean that shell, with the name or without.
-
-    typer either looks for the shell it runs in and passes over a name, or takes names only: which of the two
-    is decided by a variable that it reads when it builds the command.
-    """
-    options = {"--install-completion", "--show-completion"}
-    if any(before in options and not name.startswith("-") for before, name in itertools.pairwise(arguments)):
-        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
-
-
-def one_of(*values: str) -> Completer:
-    """Offers those of the values that begin as what was typed."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in values if value.startswith(incomplete)]
-
-    return complete
-
-
 def joined(separator: str, values: Callable[[], list[str]]) -> Completer:
-    """Offers values behind the last separator, none of them twice."""
+    """Offer values behind the last separator, none of them twice."""
 
     def complete(incomplete: str) -> list[str]:
         before, found, last = incomplete.rpartition(separator)
@@ -56,8 +34,13 @@ def joined(separator: str, values: Callable[[], list[str]]) -> Completer:
     return complete
 
 
+def one_of(*values: str) -> Completer:
+    """Offer those of the values that begin as what was typed."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
 def complete_index(incomplete: str) -> list[str]:
-    """Indexes, and the directories that may lead to one, which end in a slash."""
+    """Offer indexes, and the directories that may lead to one, which end in a slash."""
     folder, slash, name = incomplete.rpartition("/")
     place = Path(folder + slash).expanduser() if slash else Path()
     try:
@@ -72,20 +55,16 @@ def _methods() -> list[str]:
     return list(import_module("stride_cli.research.methods.registry").METHODS)
 
 
-def _records() -> list[str]:
-    from stride_cli.schema import RECORDS
-
-    return list(RECORDS)
-
-
 def complete_method(incomplete: str) -> list[str]:
-    """Attribution methods."""
+    """Offer attribution methods."""
     return one_of(*_methods())(incomplete)
 
 
 def complete_record(incomplete: str) -> list[str]:
-    """Names of records."""
-    return one_of(*_records())(incomplete)
+    """Offer names of records."""
+    from stride_cli.schema import RECORDS
+
+    return one_of(*RECORDS)(incomplete)
 
 
 complete_methods = joined(",", _methods)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import math
-import py_compile
 import shlex
 import signal
 import subprocess
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.commands.app import as_known, render_error
+from stride_cli.commands.failures import as_known, render_error
 from stride_cli.errors import UsageError
 from stride_cli.options import Entry, entries
 from tests.stride_cli.commands.test_options import COMMANDS
@@ -131,17 +129,6 @@ def test_a_full_disk_of_temporary_files_is_no_mistyped_name(monkeypatch) -> None
         tempfile.gettempdir()
     known = as_known(refused.value)
     assert known is not None and "TMPDIR=" in known.fix and "check the name" not in known.fix
-
-
-def test_a_compiled_file_that_a_full_disk_cut_short_is_named(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "cut_short.py").write_text("number = 1\n")
-    compiled = Path(py_compile.compile(str(tmp_path / "cut_short.py")) or "")
-    compiled.write_bytes(compiled.read_bytes()[:-5])
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EOFError) as refused:
-        importlib.import_module("cut_short")
-    known = as_known(refused.value)
-    assert known is not None and str(compiled) in str(known) and "remove that file" in known.fix
 
 
 def test_a_defect_is_told_as_one() -> None:
