@@ -1,8 +1,17 @@
-"""What the commands do, as functions: build an index, fit operators, answer queries."""
+"""Python interface: six verbs in the order of use, `build`, `train`, `open`, `query`, `audit`, `verify_hit`.
+
+`prepare` does the first three at once, and `demo_corpus` has a corpus to try them on.
+
+The code behind them, in the order in which a document and a prompt pass through it: ``corpus/build`` →
+``corpus/chunking`` → ``index_format/design`` → ``index_format/writer`` → ``models/protocol`` →
+``operators/operator_space`` → ``operators/gradients`` → ``operators/bases`` → ``operators/closed`` →
+``operators/projections`` → ``attribution/pipeline`` → ``recovery/lasso`` → ``recovery/problem`` →
+``attribution/estimates`` → ``attribution/verdict`` → ``attribution/answer``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +24,8 @@ from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
-from stride_cli.operators.options import (
-    ClosedOptions,
-    FitRunOptions,
-    SgdOptions,
-    TrainOptions,
-)
+from stride_cli.demo.prepared import demo_corpus, prepare_demo
+from stride_cli.operators.options import ClosedOptions, FitRunOptions, SgdOptions, TrainOptions
 from stride_cli.permissions import Permissions, permitted
 from stride_cli.training.index_build import build_index, build_index_of_run
 from stride_cli.training.index_fit import fit_index as train
@@ -33,8 +38,6 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions
     from stride_cli.schema.verify_records import VerifyHitRecord
-    from stride_cli.serve.options import ServeOptions
-    from stride_cli.serve.running import Server
 
 __all__ = [
     "Answer",
@@ -50,18 +53,86 @@ __all__ = [
     "WorkspacePath",
     "as_query",
     "audit",
+    "build",
     "build_index",
     "build_index_of_run",
     "calibrate",
     "demo_corpus",
+    "open",
     "open_model",
-    "open_server",
     "permitted",
     "prepare",
     "prepare_demo",
+    "query",
     "train",
     "verify_hit",
 ]
+
+build = build_index
+
+
+def open(where: str | Path | RemotePath | WorkspacePath, *, recalibrate: bool = False) -> Session:
+    """Open an index, with its model and operators, for queries.
+
+    Parameters
+    ----------
+    where : path or URL of the index, or a `WorkspacePath` that names model, device and dtype too
+    recalibrate, and what is raised : see `Session.open`
+    """
+    place = as_place(where)
+    return Session.open(
+        place.index,
+        model_path=place.model,
+        device=place.device,
+        dtype=place.dtype,
+        recalibrate=recalibrate,
+    )
+
+
+def query(
+    where: str | Path | RemotePath | WorkspacePath,
+    prompt: str | Query,
+    options: QueryOptions | None = None,
+    **given: Any,
+) -> Answer:
+    """Rank the training documents behind one response; of several prompts, `open` the index once.
+
+    Parameters
+    ----------
+    where : as of `open`
+    prompt, options, given, and what is raised : see `Session.query`
+    """
+    return open(where).query(prompt, options, **given)
+
+
+def audit(
+    session: Session,
+    benchmark: str | Path,
+    *,
+    controls: str | Path | None = None,
+    options: AuditOptions | None = None,
+) -> list[Finding]:
+    """Judge which items of a benchmark are in the corpus, and which of them the model has learnt from it.
+
+    Parameters
+    ----------
+    benchmark, controls : files of items, as corpora are; None: controls as the options say
+    options : AuditOptions
+
+    Returns
+    -------
+    list of Finding, in the order of the items; ``to_record()`` gives a ``stride.audit/1``
+
+    Raises
+    ------
+    CorpusError, UsageError
+    """
+    from stride_cli.audit.judge import audit_files
+    from stride_cli.audit.options import AuditOptions
+    from stride_cli.corpus.readers import ReadOptions
+
+    against = None if controls is None else str(controls)
+    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
 
 
 def verify_hit(
@@ -75,13 +146,13 @@ def verify_hit(
     documents: Sequence[str] | None = None,
     model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
-    """Retrain without a query's top documents, and without as many random ones: did its loss depend on them?
+    """Retrain without a query's top documents, and without as many random ones, to see if its loss rises.
 
     What is trained is kept beside the index, and an interrupted call goes on.
 
     Parameters
     ----------
-    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
+    where : as of `open`
     prompt, response, span : see `Session.query`; or the `Answer.query` of an answer; or prompts with what
         belongs to them, ``{"prompt", "response", "instead"}``, of several as of `Session.query_pooled`: the
         mean of their losses. With ``instead``, it is the log-odds of the token in which the two part
@@ -107,101 +178,6 @@ def verify_hit(
     return verify(as_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
-def open_server(
-    places: Sequence[WorkspacePath], options: ServeOptions | None = None, defaults: QueryOptions | None = None
-) -> Server:
-    """A server that is bound, whose indexes are open; its `run` answers until it is ended.
-
-    Parameters
-    ----------
-    places : of one or more indexes, with their models
-    options : ServeOptions
-    defaults : QueryOptions      of options that requests do not give
-
-    Raises
-    ------
-    MissingExtraError      Starlette or uvicorn is not installed
-    UsageError             the address cannot be listened at; the index is of a classifier
-    and what `Session.open` raises
-    """
-    from stride_cli.serve.running import Server
-
-    return Server(places, options, defaults)
-
-
-def audit(
-    session: Session,
-    benchmark: str | Path,
-    *,
-    controls: str | Path | None = None,
-    options: AuditOptions | None = None,
-) -> list[Finding]:
-    """Is a benchmark in the corpus, and has the model learnt it from there? What `stride audit` judges.
-
-    Parameters
-    ----------
-    benchmark, controls : files of items, as corpora are; None: controls as the options say
-    options : AuditOptions
-
-    Returns
-    -------
-    list of Finding, in the order of the items; ``to_record()`` gives a ``stride.audit/1``
-
-    Raises
-    ------
-    CorpusError, UsageError
-    """
-    from stride_cli.audit.judge import audit_files
-    from stride_cli.audit.options import AuditOptions
-    from stride_cli.corpus.readers import ReadOptions
-
-    against = None if controls is None else str(controls)
-    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
-
-
-def demo_corpus() -> tuple[Path, list[dict[str, Any]]]:
-    """The embedded corpus file, and its prompts: ``{prompt, answer, documents, listed}``."""
-    import json
-
-    from stride_cli.demo.demo_model import CORPUS, PROMPTS
-
-    return CORPUS, json.loads(PROMPTS.read_text(encoding="utf-8"))
-
-
-def prepare_demo(
-    out: str | Path, *, train_anew: bool = False, say: Callable[[str], None] = lambda text: None
-) -> tuple[Session, list[dict[str, Any]]]:
-    """Model, index and operators of the embedded corpus, under ``out``; what is there already is used again.
-
-    Parameters
-    ----------
-    out : directory      gets ``corpus.jsonl``, ``model/`` and ``demo.stride/``
-    train_anew : train the model, instead of taking the one that comes with STRIDE
-    say : called with a line of text before each stage
-
-    Returns
-    -------
-    session : Session, prompts : list of dict, as from `demo_corpus`
-    """
-    from index_format.durable import replace_file
-    from stride_cli.demo.demo_model import copy_demo_model, train_demo_model
-
-    corpus, prompts = demo_corpus()
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    copy, model_path, index_path = out / "corpus.jsonl", out / "model", out / "demo.stride"
-    if not copy.exists():
-        replace_file(copy, corpus.read_bytes())
-    if not model_path.exists() and train_anew:
-        say("training a small model on 408 short documents")
-        train_demo_model(copy, model_path)
-    elif not model_path.exists():
-        say("taking a small model that was trained on 408 short documents (--train: train it here)")
-        copy_demo_model(model_path)
-    session = prepare([str(copy)], WorkspacePath(index_path, str(model_path)), say=say)
-    return session, prompts
-
-
 def as_place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
-    """The workspace that a path of an index, or a `WorkspacePath`, names."""
+    """Name the workspace of an index by its path; a `WorkspacePath` stays as it is."""
     return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))

@@ -157,28 +157,21 @@ class SharingOptions(Options):
         return self.engine != "local" or (self.workers or 1) > 1
 
 
-FORMATS = ("json", "jsonl", "csv")
-
-
 @dataclass(frozen=True)
 class FormatOptions(Options):
-    """How answers are written, and where.
+    """How answers are written.
 
     Attributes
     ----------
     format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv", one row a hit
-        (``stride.hit_row/1``). None: as the file's name says, else lines of JSON, or text on a terminal
-    out : file that is written whole or not at all; None: stdout
+        (``stride.hit_row/1``). None: lines of JSON, or text on a terminal
     """
 
     format: str | None = option(
         None,
-        "jsonl: a record a line, as --json; json: one array; csv: one row a hit. Default: as FILE ends.",
-        choices=FORMATS,
+        "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
+        choices=("json", "jsonl", "csv"),
         listed=True,
-    )
-    out: str | None = option(
-        None, "Write to FILE, whole or not at all, not to stdout.", metavar="FILE", panel=MORE
     )
 
 

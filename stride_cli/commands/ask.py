@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import glob
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from index_format.errors import IndexMismatch
 from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions
 from stride_cli.commands.next_steps import next_step
-from stride_cli.commands.options import (
-    ASKED,
-    Device,
-    Dtype,
-    Flags,
-    Json,
-    ModelPath,
-    Reading,
-    query_options,
-    with_flags,
-)
-from stride_cli.commands.prompts import ARGUMENTS, FORMAT, BadInput, Prompt, answered, read_prompts
+from stride_cli.commands.options import ASKED, Flags, Held, Json, Reading, settled, with_flags
+from stride_cli.commands.prompts import FORMAT, BadInput, answered, read_prompts
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import QueryError, UsageError
+from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from index_format.location import Location
     from index_format.reader import Index
     from stride_cli.api import Answer
     from stride_cli.schema.train_records import TrainEstimateRecord
@@ -59,7 +49,6 @@ def ask(
             metavar="[PROMPT]...", help="Prompts; - reads one a line from stdin.", show_default=False
         ),
     ] = None,
-    model: ModelPath = None,
     *,
     train: Annotated[
         bool,
@@ -82,13 +71,9 @@ def ask(
     span: Annotated[
         str | None, typer.Option("--span", help="Attribute only this part of the response.")
     ] = None,
-    given: Annotated[
-        dict[str, Any],
-        Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat")),
-    ],
+    options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
+    where: Held,
     reading: Reading,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Ask which documents of a corpus made a model say something, and build first what that takes.
@@ -104,56 +89,53 @@ def ask(
         from stride_cli.commands.answer_output import AnswerOutput
         from stride_cli.commands.query import show_answers
         from stride_cli.commands.train import train_settings
-        from stride_cli.config import resolve
-        from stride_cli.data.workspace import WorkspacePath
 
-    asked = _prompts(corpus, prompts or [], file)
-    general = resolve("general", {"model": model})
-    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
-    options = query_options(chosen, given)
-    read = ReadOptions.of(reading)
+    if corpus == "-":
+        raise UsageError(
+            "a corpus for stride ask is in files, which it reads again to see what has changed (found -)",
+            fix="stride index build - --model MODEL, then stride train and stride query",
+        )
+    asked = read_prompts(
+        prompts or [], file, 'stride ask corpus.jsonl --model MODEL "The French Revolution began in"'
+    )
     out = AnswerOutput(FormatOptions(), json)
-    # a bad record of the corpus and a bad prompt are told alike
-    bad = BadInput(read.on_bad, as_json=out.as_json)
-    if bad.stops and any(not prompt.strip() for prompt in prompts or []):
-        raise QueryError("a prompt is empty (expected some text)", fix='stride ask CORPUS "some text"')
-    where = index or beside(corpus, ".stride")
-    model_path: str | None = general.model
-    if not where.exists():
+    bad = BadInput(reading.on_bad, as_json=out.as_json)  # a bad record and a bad prompt are told alike
+    path = index or beside(corpus, ".stride")
+    place = replace(where, index=path)
+    if not path.exists():
         if train:
-            model_path = _trained(corpus, model_path, read, device=chosen.device)
-        elif model_path is None:
+            place = replace(place, model=_trained(corpus, place.model, reading, device=place.device))
+        elif place.model is None:
             raise _no_model(corpus)
     try:
         session = api.prepare(
             [corpus],
-            WorkspacePath(where, model_path, chosen.device, chosen.dtype),
-            reading=read,
+            place,
+            reading=reading,
             training=train_settings(),
-            calibration=CalibrationOptions(resolve("train", {}).nulls),
+            calibration=settled(CalibrationOptions, {}),
             say=note,
             before=lambda estimate: note(_sentence(estimate)),
         )
     except IndexMismatch as error:
-        if model_path is None:
+        if place.model is None:
             raise
         raise IndexMismatch(
-            f"index '{where}' was built for another model than {model_path}: {error.message}",
+            f"index '{place.index}' was built for another model than {place.model}: {error.message}",
             fix="leave out --model to ask the one that it was built for; or have one built for this model: "
             "--index OTHER.stride",
         ) from None
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
-    of = {"response": response, "span": span}
-    found = answered(session, asked, options, bad, given=of, together=together)
+    found = answered(session, asked, options, bad, {"response": response, "span": span}, together=together)
     last = show_answers(found, out, bad, verbose=options.check)
     plain = response is None and span is None and not options.chat
     if last is not None and plain and out.format == "text":
-        _next(last, session.index, where)
+        _next(last, session.index, place.index)
     bad.leave()
 
 
-def _next(answer: Answer, index: Index, where: Path) -> None:
+def _next(answer: Answer, index: Index, where: Location) -> None:
     """How an answer is put to the test, where its model can be trained again."""
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.loading import path_of_model
@@ -165,25 +147,6 @@ def _next(answer: Answer, index: Index, where: Path) -> None:
     few = ("--seeds", "3", "--random", "2", "--top", "1")
     place = ("--index", str(where))
     next_step("stride", "verify-hit", answer.query.prompt, *place, *few, why="test it by retraining")
-
-
-def _prompts(corpus: str, prompts: list[str], file: Path | None) -> Iterator[Prompt]:
-    """What is asked, one at a time as it arrives."""
-    if corpus == "-":
-        raise UsageError(
-            "a corpus for stride ask is in files, which it reads again to see what has changed (found -)",
-            fix="stride index build - --model MODEL, then stride train and stride query",
-        )
-    if bool(prompts) == (file is not None):
-        raise UsageError(
-            "give a prompt or more, or - for stdin, or --file (one of them)",
-            fix='stride ask corpus.jsonl --model MODEL "The French Revolution began in"',
-        )
-    if "-" in prompts and len(prompts) > 1:
-        raise UsageError("- reads all prompts from stdin (found other prompts beside it)", fix="drop them")
-    if file is not None or prompts == ["-"]:
-        return read_prompts("-" if file is None else None, file)
-    return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(prompts, 1))
 
 
 def beside(corpus: str, suffix: str) -> Path:

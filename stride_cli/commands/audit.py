@@ -5,32 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from stride_cli.attribution.options import InputOptions, SharingOptions
 from stride_cli.audit.options import CONTROLS, AuditOptions, FindingsOptions
-from stride_cli.commands.index import _example
-from stride_cli.commands.options import (
-    READING,
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
+from stride_cli.commands.options import READING, Asked, Flags, Json, with_flags
+from stride_cli.commands.panels import example
 from stride_cli.commands.prompts import BadInput
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import EXIT_FOUND, UsageError
 
 _NAMED = 5  # items by which a job fails
-EXAMPLE = _example(
+EXAMPLE = example(
     "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
-    "stride audit gsm8k.jsonl --prompt-field question --response-field answer --number-ids",
+    "stride audit gsm8k.jsonl --field prompt=question --field response=answer --number-ids",
     "stride audit benchmark.jsonl --controls fresh.jsonl --format sarif --fail-on-leak 0.05 > audit.sarif",
 )
 
@@ -46,7 +36,6 @@ def audit(
         ),
     ],
     *,
-    index: IndexPath = None,
     controls: Annotated[
         str,
         typer.Option(
@@ -56,15 +45,13 @@ def audit(
             "a copy in it, or versions made of the items; auto: absent ones if they are enough.",
         ),
     ] = "auto",
-    outcome: Annotated[dict[str, Any], Flags(FindingsOptions)],
-    given: Annotated[dict[str, Any], Flags(AuditOptions)],
-    model: ModelPath = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    wanted: Annotated[FindingsOptions, Flags(FindingsOptions)],
+    options: Annotated[AuditOptions, Flags(AuditOptions)],
+    where: Asked,
     json: Json = False,
-    reading: Annotated[dict[str, Any], Flags(*READING, leave_out=("on_bad",))],
-    asked: Annotated[dict[str, Any], Flags(InputOptions)],
-    shared: Annotated[dict[str, Any], Flags(SharingOptions)],
+    reading: Annotated[ReadOptions, Flags(*READING, leave_out=("on_bad",))],
+    bad_input: Annotated[InputOptions, Flags(InputOptions)],
+    sharing: Annotated[SharingOptions, Flags(SharingOptions)],
 ) -> None:
     """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
 
@@ -82,30 +69,28 @@ def audit(
     from stride_cli import api
     from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import wants_json
 
-    wanted, on_bad = FindingsOptions(**outcome), InputOptions(**asked).on_bad
-    if on_bad == "record" and wanted.format not in (None, "jsonl"):
+    if bad_input.on_bad == "record" and wanted.format not in (None, "jsonl"):
         raise UsageError(
             f"--on-bad record writes JSON lines, and --format is {wanted.format}",
             fix="give --on-bad skip, or --format jsonl",
         )
-    bad = BadInput(on_bad, as_json=wanted.format == "jsonl" or wants_json(json), what="item")
+    bad = BadInput(bad_input.on_bad, as_json=wanted.format == "jsonl" or wants_json(json), what="item")
     made = controls in CONTROLS
-    options = AuditOptions(**given, controls=controls if made else "auto")
-    chosen = resolve("query", {"lambda_ratio": options.lambda_ratio, "device": device, "dtype": dtype})
-    sharing = SharingOptions(**shared)
-    model_path = resolve("general", {"model": model}).model
-    place = WorkspacePath(find_index(index), model_path, chosen.device, chosen.dtype)
+    options = replace(
+        options,
+        controls=controls if made else "auto",
+        lambda_ratio=resolve("query", {"lambda_ratio": options.lambda_ratio}).lambda_ratio,
+    )
     session, findings = audit_files(
-        lambda: api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype),
+        lambda: api.open(where),
         benchmark,
         None if made else controls,
-        replace(options, lambda_ratio=chosen.lambda_ratio),
-        ReadOptions.of(reading),
+        options,
+        reading,
         None if bad.stops else bad.take,
-        (place, sharing) if sharing.shared else None,
+        (where, sharing) if sharing.shared else None,
     )
     _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
     _summarise(findings, options.level)

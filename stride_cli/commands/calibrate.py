@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from stride_cli.attribution.options import CalibrationOptions
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
+from stride_cli.commands.options import Asked, Flags, Json, with_flags
 
 if TYPE_CHECKING:
     from stride_cli.schema.train_records import CalibrationRecord
@@ -29,12 +20,9 @@ Examples:
 
 @with_flags
 def calibrate(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
-    given: Annotated[dict[str, Any], Flags(CalibrationOptions)],
-    device: Device = None,
-    dtype: Dtype = None,
+    options: Annotated[CalibrationOptions, Flags(CalibrationOptions)],
+    where: Asked,
     json: Json = False,
 ) -> None:
     """Ask prompts about which no corpus says anything, so that answers can be told from theirs.
@@ -42,17 +30,9 @@ def calibrate(
     stride train does this by itself; after stride index append it is to be done again.
     """
     from stride_cli import api
-    from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
-    options = CalibrationOptions(resolve("train", given).nulls, given.get("retrain", 0))
-    path = find_index(index)
-    general = resolve("general", {"model": model})
-    chosen = resolve("query", {"device": device, "dtype": dtype})
-    session = api.Session.open(
-        path, model_path=general.model, device=chosen.device, dtype=chosen.dtype, recalibrate=True
-    )
-    record: CalibrationRecord = api.calibrate(session, options)
+    record: CalibrationRecord = api.calibrate(api.open(where, recalibrate=True), options)
     if wants_json(json):
         emit(record)
         return

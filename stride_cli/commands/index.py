@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from index_format.location import Location, RemotePath, local_directory, locate
+from index_format.location import Location, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
@@ -22,36 +19,24 @@ from stride_cli.commands.options import (
     IndexPath,
     Json,
     ModelPath,
+    NewModel,
     Reading,
     find_index,
     flag_of,
     with_flags,
-    writable_index,
 )
-from stride_cli.commands.panels import CommandLine
-
-# light: the standard library only; everything else is imported by the command that needs it
+from stride_cli.commands.panels import CommandLine, example
+from stride_cli.commands.tables import show_record
 from stride_cli.corpus.options import BuildOptions, PlanOptions
-from stride_cli.corpus.readers import ReadOptions
 from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
 
 if TYPE_CHECKING:
+    from index_format.reader import Index
     from index_format.verify import Problem
-    from stride_cli.corpus.plan import Plan
-    from stride_cli.schema.index_records import (
-        IndexInfoRecord,
-        IndexRecord,
-        IndexSummary,
-        IndexVerifyRecord,
-    )
+    from stride_cli.schema.index_records import IndexVerifyRecord
 
 app = CommandLine(help="Build an index of a corpus, and look after it.")
-
-
-def _example(*commands: str) -> str:
-    # \b keeps the lines as they are
-    return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def _new_index(given: str | Path) -> Path:
@@ -67,14 +52,12 @@ _CORPUS_HELP = (
     "datasets saved, hf://datasets/OWNER/NAME, or - for stdin."
 )
 CorpusArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CORPUS...",
-        help=_CORPUS_HELP,
-        show_default=False,
-    ),
+    list[str], typer.Argument(metavar="CORPUS...", help=_CORPUS_HELP, show_default=False)
 ]
-IndexArgument = Annotated[
+_NoCorpus = Annotated[
+    list[str] | None, typer.Argument(metavar="[CORPUS...]", help=_CORPUS_HELP, show_default=False)
+]
+_Index = Annotated[
     str | None,
     typer.Argument(
         metavar="[INDEX]",
@@ -83,11 +66,12 @@ IndexArgument = Annotated[
         autocompletion=complete_index,
     ),
 ]
+_Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)]
 
 
 @app.command(
     short_help="Chunk a corpus, draw its subsets.",
-    epilog=_example(
+    epilog=example(
         "stride index build corpus.jsonl --model model --out run.stride",
         "stride index build 'hf://datasets/OWNER/NAME?split=train' --model model --number-ids",
         "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
@@ -96,15 +80,10 @@ IndexArgument = Annotated[
 )
 @with_flags
 def build(
-    corpus: Annotated[
-        list[str] | None, typer.Argument(metavar="[CORPUS...]", help=_CORPUS_HELP, show_default=False)
-    ] = None,
+    corpus: _NoCorpus = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
-    ] = None,
-    adapter: AdapterPath = None,  # `with_flags` makes it the model
+    model: Annotated[str | None, NewModel] = None,
+    adapter: AdapterPath = None,
     from_run: Annotated[
         Path | None,
         typer.Option(
@@ -113,10 +92,8 @@ def build(
             help="Corpus and model of a recorded training, of StrideCallback or stride model train.",
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
-    ] = Path("run.stride"),
-    given: Annotated[dict[str, Any], Flags(BuildOptions)],
+    out: _Out = Path("run.stride"),
+    options: Annotated[BuildOptions, Flags(BuildOptions)],
     trust_code: Annotated[bool, flag_of(entries(Permissions)["trust_code"], _TRUST)] = False,
     json: Json = False,
     reading: Reading,
@@ -128,14 +105,14 @@ def build(
     from stride_cli import api
 
     begin = time.monotonic()
+    steps: list[str] = []
     if from_run is not None:
         if corpus or model:
             raise errors.UsageError(
                 "--from-run says which corpus and model, and others were given too", fix="leave them out"
             )
-        built = api.build_index_of_run(
-            from_run, out=out, options=BuildOptions(**given), reading=ReadOptions.of(reading)
-        )
+        built = api.build_index_of_run(from_run, out=out, options=options, reading=reading)
+        steps = sorted(map(str, from_run.glob("checkpoints/step-*")))
     elif not corpus or model is None:
         lacking = "a model" if corpus else "a corpus"
         raise errors.UsageError(
@@ -144,21 +121,14 @@ def build(
         )
     else:
         with permitted(Permissions(trust_code=trust_code)):
-            built = api.build_index(
-                corpus,
-                model_path=model,
-                out=out,
-                options=BuildOptions(**given),
-                reading=ReadOptions.of(reading),
-            )
-    _report(built, out, time.monotonic() - begin, json)
-    steps = sorted(map(str, from_run.glob("checkpoints/step-*"))) if from_run is not None else []
+            built = api.build_index(corpus, model_path=model, out=out, options=options, reading=reading)
+    _report(built, out, begin, json)
     next_step("stride", "train", "--index", str(out), *(["--checkpoints", *steps] if steps else []))
 
 
 @app.command(
     short_help="Add documents to an index.",
-    epilog=_example("stride index append more.jsonl --index run.stride"),
+    epilog=example("stride index append more.jsonl --index run.stride"),
 )
 @with_flags
 def append(
@@ -173,25 +143,12 @@ def append(
 
     Operators stay too, but have not seen the new chunks until `stride train` is run again.
     """
-    from index_format.reader import Index
+    from stride_cli.training.index_changes import append_documents
 
-    path = writable_index(index)
+    path = local_directory(find_index(index))
     begin = time.monotonic()
-    with output.progress("opening the index and its tokenizer"):
-        from stride_cli.corpus.build import append_to_index
-        from stride_cli.models.fingerprints import tokenizer_fingerprint
-        from stride_cli.models.language.tokenizer import load_tokenizer
-        from stride_cli.models.loading import path_of_model
-
-        tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
-    extended = append_to_index(
-        path,
-        corpus,
-        tokenizer=tokenizer,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        reading=ReadOptions.of(reading),
-    )
-    _report(extended, path, time.monotonic() - begin, json)
+    extended = append_documents(path, corpus, model, reading)
+    _report(extended, path, begin, json)
     again = ("--overwrite",) if extended.has("operators") else ()
     why = "the operators have not seen the new chunks; next" if again else "next"
     next_step("stride", "train", "--index", str(path), *again, why=why)
@@ -199,7 +156,7 @@ def append(
 
 @app.command(
     short_help="Join indexes that were built apart.",
-    epilog=_example(
+    epilog=example(
         "stride index merge part-1.stride part-2.stride --out run.stride",
         "stride index merge parts/*.stride --out run.stride",
     ),
@@ -215,9 +172,7 @@ def merge(
         ),
     ],
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)
-    ] = Path("run.stride"),
+    out: _Out = Path("run.stride"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
     ] = False,
@@ -232,29 +187,24 @@ def merge(
 
     begin = time.monotonic()
     merged = merge_indexes([locate(index) for index in indexes], out, overwrite=overwrite)
-    _report(merged, out, time.monotonic() - begin, json)
+    _report(merged, out, begin, json)
     next_step("stride", "train", "--index", str(out))
 
 
 @app.command(
     short_help="What an index will be.",
-    epilog=_example(
+    epilog=example(
         "stride index plan corpus.jsonl --model model",
+        "stride index plan --chunks 100000 --model model",
         "stride index plan --chunks 11400000",
     ),
 )
 @with_flags
 def plan(
-    corpus: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CORPUS...]", help="As for build; with --model.", show_default=False),
-    ] = None,
+    corpus: _NoCorpus = None,
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id."),
-    ] = None,
-    given: Annotated[dict[str, Any], Flags(PlanOptions, first=("chunks",))],
+    model: Annotated[str | None, NewModel] = None,
+    options: Annotated[PlanOptions, Flags(PlanOptions, first=("chunks",))],
     json: Json = False,
     reading: Reading,
 ) -> None:
@@ -264,86 +214,30 @@ def plan(
     """
     from dataclasses import asdict
 
-    options = PlanOptions(**given)
-    if corpus and options.chunks is not None:
-        raise errors.UsageError(
-            "--chunks plans without a corpus, and a corpus was given too", fix="give one of the two"
-        )
-    if not ((corpus and model) or options.chunks is not None):
-        raise errors.UsageError(
-            "nothing to plan for: expected a corpus with --model, or --chunks",
-            fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
-        )
-    made = _planned_sizes(corpus or (), model, options, ReadOptions.of(reading))
-    _show({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
+    from stride_cli.training.index_changes import plan_index
 
-
-def _planned_sizes(
-    corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions
-) -> Plan:
-    """Return K, d and bytes of a corpus, or of `options.chunks`."""
-    from stride_cli.corpus.build import survey_corpus
-    from stride_cli.corpus.context import context_length, subsets_bound
-    from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
-    from stride_cli.corpus.plan import CorpusCounts, choose_block_size, plan_index
-    from stride_cli.models.language.language_recipe import was_finetuned
-
-    if not corpus:
-        assert options.chunks is not None
-        counts = CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
-        return plan_index(counts, options, most_subsets=MOST_WITH_PROJECTIONS)
-    from stride_cli.models.language.tokenizer import load_tokenizer
-
-    assert model is not None
-    tokenizer = load_tokenizer(model)
-    size = choose_block_size(options.block_size, context_length(model))
-    counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
-    finetuned = was_finetuned(model)
-    return plan_index(
-        counts,
-        options,
-        finetuned=finetuned,
-        vocabulary=len(tokenizer),
-        most_subsets=subsets_bound(model, finetuned=finetuned),
-    )
+    made = plan_index(corpus or (), model, options, reading)
+    show_record({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
 
 
 @app.command(
     short_help="What an index holds, and what it was built from.",
-    epilog=_example("stride index info run.stride"),
+    epilog=example("stride index info run.stride"),
 )
-def info(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
-    """What an index holds, and what it was built from."""
-    from stride_cli.corpus.plan import expected_neighbours, expected_overlapping
+def info(index: _Index = None, index_option: IndexPath = None, json: Json = False) -> None:
+    """Show what an index holds, and what it was built from."""
+    from stride_cli.corpus.summary import describe
     from stride_cli.opening import open_index
 
     path = _named_index(index, index_option)
-    opened = open_index(path)
-    stated = opened.attributes.get
-    record: IndexInfoRecord = {
-        "schema": "stride.index_info/1",
-        **_summary(opened, path),
-        "seed": opened.seed,
-        "chunks_per_subset": opened.n_chunks * opened.degree / opened.n_subsets,
-        "expected_neighbours": expected_neighbours(opened.n_chunks, opened.n_subsets, opened.degree),
-        "expected_overlapping": expected_overlapping(opened.n_chunks, opened.n_subsets, opened.degree),
-        "texts": opened.has("corpus/text_bytes"),
-        "operators": _operators_summary(opened) if opened.has("operators") else None,
-        "truth": _truth_summary(opened) if opened.has("truth") else None,
-        "fingerprints": opened.attributes["fingerprints"],
-        "model_path": stated("model_path"),
-        "created_by": stated("created_by"),
-        "format_version": opened.attributes["format_version"],
-        "config": stated("config"),
-    }
-    _show(record, json, title=str(path))
+    show_record(describe(open_index(path), path), json, title=str(path))
 
 
 @app.command(
     short_help="Compare every byte of an index with its manifest.",
-    epilog=_example("stride index verify run.stride"),
+    epilog=example("stride index verify run.stride"),
 )
-def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Json = False) -> None:
+def verify(index: _Index = None, index_option: IndexPath = None, json: Json = False) -> None:
     """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong.
 
     Manifests find damage, not forgery: to show who made an index, sign its manifests.
@@ -366,16 +260,8 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
         output.emit(record) if as_json else print(one_line(f"{path} is whole{has}"))
         return
     for problem in problems:
-        if as_json:
-            found: IndexVerifyRecord = {
-                **record,
-                "path": problem.path,
-                "kind": problem.kind,
-                "message": problem.message,
-            }
-            output.emit(found)
-        else:
-            print(one_line(f"{problem.path}: {problem.kind}: {problem.message}"))
+        told = {"path": problem.path, "kind": problem.kind, "message": problem.message}
+        output.emit({**record, **told}) if as_json else print(one_line(": ".join(told.values())))
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
 
@@ -383,8 +269,9 @@ def verify(index: IndexArgument = None, index_option: IndexPath = None, json: Js
 def _verified(path: Location) -> list[Problem]:
     """Find all that is wrong with an index's bytes, with a progress bar."""
     from index_format.verify import verify as find_problems
+    from stride_cli.corpus.summary import disk_bytes
 
-    on_disk = _disk_bytes(path)
+    on_disk = disk_bytes(path)
     with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
         done = 0
 
@@ -396,29 +283,21 @@ def _verified(path: Location) -> list[Problem]:
         return find_problems(path, progress=tell)
 
 
-class Exported(StrEnum):
-    """What `stride index export` writes."""
-
-    documents = "documents"
-    chunks = "chunks"
-    subsets = "subsets"
-
-
 @app.command(
     short_help="Write documents, chunks or subsets as JSON Lines.",
-    epilog=_example(
+    epilog=example(
         "stride index export documents --index run.stride > documents.jsonl",
         "stride index export chunks --index run.stride | jq .subsets",
     ),
 )
 def export(
     what: Annotated[
-        Exported, typer.Argument(metavar="WHAT", help="documents, chunks or subsets.", show_default=False)
+        Literal["documents", "chunks", "subsets"],
+        typer.Argument(metavar="WHAT", help="documents, chunks or subsets.", show_default=False),
     ],
     index_option: IndexPath = None,
 ) -> None:
-    """Write what an index holds as JSON Lines, for other programs: documents with their texts, chunks with
-    tokens and subsets, or subsets with their chunks (the rows of the design matrix).
+    """Write documents with their texts, chunks with tokens and subsets, or subsets with their chunks.
 
     Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
     """
@@ -426,26 +305,11 @@ def export(
     from stride_cli.opening import open_index
 
     opened = open_index(find_index(index_option))
-    records, count = EXPORTS[what.value]
-    with output.progress(f"writing {what.value}", count(opened), unit=what.value) as ticker:
+    records, count = EXPORTS[what]
+    with output.progress(f"writing {what}", count(opened), unit=what) as ticker:
         for record in records(opened):
             output.emit(record)
             ticker.advance()
-
-
-def _operators_summary(index: Any) -> dict[str, Any]:
-    """What the group says of itself, with its share of the chunks that there are now."""
-    found = dict(index.group_attributes("operators"))
-    if index.has("operators/seen") and found.get("coverage") is not None:
-        found["coverage"] *= index.fitted_share
-    return found
-
-
-def _truth_summary(index: Any) -> dict[str, Any]:
-    """How much was retrained; queries and losses are in the group's arrays."""
-    subsets, seeds, queries = index.shape("truth/losses")
-    alphas = sorted({round(float(alpha), 3) for alpha in index.array("truth/alpha")[:]})
-    return {"subsets": subsets, "seeds": seeds, "queries": queries, "alpha": alphas}
 
 
 def _named_index(argument: str | None, option: str | None) -> Location:
@@ -457,95 +321,14 @@ def _named_index(argument: str | None, option: str | None) -> Location:
     return find_index(argument or option)
 
 
-def _summary(index: Any, path: Location) -> IndexSummary:
-    on_disk = _disk_bytes(path)
-    counts = index.attributes.get("counts") or {}
-    return {
-        "index": str(path),
-        "documents": index.n_documents,
-        "chunks": index.n_chunks,
-        "tokens": index.n_tokens,
-        "scored_tokens": counts.get("scored_tokens"),
-        "unscored_documents": counts.get("unscored_documents"),
-        "conversations": counts.get("conversations"),
-        "skipped_records": counts.get("skipped_records"),
-        "subsets": index.n_subsets,
-        "degree": index.degree,
-        "block_size": index.attributes["block_size"],
-        "bytes": index.n_bytes if on_disk is None else on_disk,
-    }
+def _report(index: Index, path: Location, begin: float, json: bool) -> None:
+    """Show an index that was made or changed since `begin`."""
+    from stride_cli.corpus.summary import made
 
-
-def _report(index: Any, path: Location, seconds: float, json: bool) -> None:
-    record: IndexRecord = {
-        "schema": "stride.index/1",
-        **_summary(index, path),
-        "seconds": round(seconds, 3),
-    }
-    unscored = record["unscored_documents"]
-    if unscored:
+    record: Any = made(index, path, time.monotonic() - begin)
+    if unscored := record["unscored_documents"]:
         output.note(
             f"warning: {unscored:,} of {index.n_documents:,} documents have no scored token (one token long, "
             "or a conversation without an answer); they are kept, but nothing can be attributed to them"
         )
-    _show(record, json, title=f"index {path}")
-
-
-def _disk_bytes(path: Location) -> int | None:
-    """What a directory takes, unfinished stages too; None for a zip file or a URL."""
-    if isinstance(path, RemotePath) or path.is_file():
-        return None
-    return sum(
-        (Path(directory) / name).stat().st_size for directory, _, names in os.walk(path) for name in names
-    )
-
-
-def _show(record: Mapping[str, Any], json: bool, *, title: str) -> None:
-    if output.wants_json(json):
-        output.emit(record)
-        return
-    from rich.table import Table
-
-    from stride_cli.commands.tables import text
-
-    table = Table(title=text(title), show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(record):
-        table.add_row(text(name), text(value))
-    output.console().print(table)
-
-
-def _rows(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in record.items():
-        if name == "schema":
-            continue
-        label = prefix + name.replace("_", " ")
-        if isinstance(value, Mapping):
-            rows += _rows(value, f"{label}: ")
-        elif name == "checkpoints":
-            for number, entry in enumerate(value, 1):
-                where = f"{entry['path']} (layer {entry['layer']}, {entry['model_fingerprint']})"
-                rows.append((f"{label}: {number}", where))
-        elif value is None:
-            rows.append((label, "–"))
-        elif isinstance(value, bool):
-            rows.append((label, "yes" if value else "no"))
-        elif isinstance(value, int):
-            unit = f"{value:,}"
-            is_size = "bytes" in name or prefix == "bytes: "
-            rows.append((label, f"{unit} ({_human(value)})" if is_size and value >= 10_000 else unit))
-        elif isinstance(value, float):
-            rows.append((label, f"{value:,.4g}"))
-        else:
-            rows.append((label, str(value)))
-    return rows
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    show_record(record, json, title=f"index {path}")

@@ -11,14 +11,14 @@ import typer
 from stride_cli import output
 from stride_cli.characters import one_line
 from stride_cli.commands import classifier
-from stride_cli.commands.index import CorpusArgument, _example
+from stride_cli.commands.index import CorpusArgument
 from stride_cli.commands.next_steps import next_step
-from stride_cli.commands.options import READING, STREAM, Flags, Json, Reading, streamed, with_flags
-from stride_cli.commands.panels import CommandLine
+from stride_cli.commands.options import READING, STREAM, Flags, Json, NewModel, Reading, with_flags
+from stride_cli.commands.panels import CommandLine, example
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
-from stride_cli.models.stream_choice import streaming
+from stride_cli.models.stream_choice import StreamOptions, streaming
 from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
@@ -38,7 +38,7 @@ OverwriteOption = Annotated[
 
 @app.command(
     short_help="Train a small model, with a tokenizer of its own.",
-    epilog=_example(
+    epilog=example(
         "stride model train corpus.jsonl --out model",
         "stride model train corpus.jsonl --out model --layers 6 --width 256 --epochs 10 --checkpoints 4",
         "stride model train mnist.npz --out model --network mlp --rows 2000 --holdout 100",
@@ -105,7 +105,7 @@ def train(
 
 @app.command(
     short_help="Fine-tune a model, where there are answers on these only.",
-    epilog=_example(
+    epilog=example(
         "stride model finetune answers.jsonl --model model --out tuned",
         "stride model finetune answers.jsonl --model model --out tuned --lora 16 --epochs 2",
     ),
@@ -114,9 +114,7 @@ def train(
 def finetune(
     corpus: CorpusArgument,
     *,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
-    ],
+    model: Annotated[str, NewModel],
     out: OutOption,
     full: Annotated[bool, typer.Option("--full", help="Train all weights (the default).")] = False,
     given: Annotated[
@@ -140,16 +138,14 @@ def finetune(
     with output.progress("fine-tuning the model"):
         from stride_cli.training.finetuning import finetune_model
 
-        trained = finetune_model(
-            corpus, model, out, options, reading=ReadOptions.of(reading), overwrite=overwrite
-        )
+        trained = finetune_model(corpus, model, out, options, reading=reading, overwrite=overwrite)
     _report(trained, time.monotonic() - begin, json)
     _next(corpus, out)
 
 
 @app.command(
     short_help="What a checkpoint is, and how it was trained.",
-    epilog=_example("stride model info model", "stride model info model --json | jq .recipe"),
+    epilog=example("stride model info model", "stride model info model --json | jq .recipe"),
 )
 @with_flags
 def info(
@@ -157,13 +153,13 @@ def info(
         str, typer.Argument(metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
     ],
     *,
-    held: Annotated[dict[str, Any], STREAM],
+    held: Annotated[StreamOptions, STREAM],
     json: Json = False,
 ) -> None:
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.description import describe_model
 
-    with streaming(streamed(held)):
+    with streaming(held):
         found = describe_model(model)
     show_record(found, json, title=model)
 

@@ -1,19 +1,19 @@
-"""Flags of commands, made of the options that dataclasses declare, and what goes with them everywhere."""
+"""Flags of commands, made of the options that dataclasses declare; and which index and model they name."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from index_format.location import Location, local_directory, locate
-from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.commands.completion import (
     complete_index,
     complete_method,
@@ -21,15 +21,13 @@ from stride_cli.commands.completion import (
     complete_spaces,
     one_of,
 )
-from stride_cli.config import GeneralSettings, Placement
+from stride_cli.config import GeneralSettings, Placement, resolve
 from stride_cli.corpus.readers import Fields, ReadOptions
+from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.stream_choice import StreamOptions, streaming
 from stride_cli.options import CORPUS, MORE, Entry, entries
 from stride_cli.permissions import Permissions, permitted
-
-if TYPE_CHECKING:
-    pass
 
 FIELD = "--field "  # what begins the flags of names of fields
 # how a prompt is asked, for every day; the other options of a query are settings, and a method's
@@ -40,13 +38,20 @@ _COMPLETERS = {
     "methods": complete_methods,
     "space": complete_spaces,
 }
+# of stride.yaml, whose settings these are
+_SECTIONS: dict[Any, str] = {
+    QueryOptions: "query",
+    CalibrationOptions: "train",
+    StreamOptions: "general",
+}
 
 
 class Flags:
-    """The flags of options that a command takes: an annotation of a parameter that receives, by name, those
-    that were given.
+    """The flags of options that a command takes, as an annotation of the parameter that receives them.
 
-    Options whose flag is ``--field KEY=`` share one flag, which may be repeated.
+    ``Annotated[QueryOptions, Flags(QueryOptions)]`` receives the dataclass, settings of stride.yaml included;
+    ``Annotated[dict, Flags(…)]`` the values that were given, by name. Options whose flag is ``--field KEY=``
+    share one flag, which may be repeated.
 
     Parameters
     ----------
@@ -178,37 +183,71 @@ def flag(cls: type, name: str) -> Any:
     return flag_of(entries(cls)[name])
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameters that are annotated with `Flags`.
+class Where:
+    """The flags that name an index, its model and where it runs: an annotation of a `WorkspacePath`.
 
-    One that opens the model of an index, and so has a parameter annotated with `ModelPath`, gets the flags of
-    `StreamOptions` and `Permissions` as well, and runs with those that are given; and `--adapter`, which it
-    sees as its model.
+    Parameters
+    ----------
+    section : of stride.yaml, which may set device and dtype, "query" or "train"
+    index : whether there is --index; without it the path has none, and the command fills it in
+    """
+
+    def __init__(self, section: str = "query", *, index: bool = True) -> None:
+        self._section, self._index = section, index
+        self.parameters = {
+            **Flags(GeneralSettings, leave_out=() if index else ("index",)).parameters,
+            "adapter": inspect.Parameter(
+                "adapter", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AdapterPath
+            ),
+            **Flags(Placement).parameters,
+            **HELD.parameters,
+        }
+
+    def take(self, values: dict[str, Any], stack: ExitStack) -> WorkspacePath:
+        """Take the named index and model out of a command's values; how it is held is in force in `stack`."""
+        own = {name: values.pop(name) for name in self.parameters if name not in HELD.parameters}
+        stack.enter_context(held(values))
+        stack.enter_context(adapted(own))
+        chosen = resolve(self._section, {"device": own["device"], "dtype": own["dtype"]})
+        model = resolve("general", {"model": own["model"]}).model
+        index = find_index(own["index"]) if self._index else Path()
+        return WorkspacePath(index, model, chosen.device, chosen.dtype)
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of its parameters that are annotated with `Flags` or `Where`.
+
+    One with a `ModelPath` gets the flags of how a model is held, too, and of `--adapter`.
     """
     signature = inspect.signature(command, eval_str=True)
-    opens_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
-    groups: dict[str, Flags] = {}
+    groups: dict[str, tuple[Any, Flags | Where]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        found = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
-        if found and isinstance(found[0], Flags):
-            groups[name] = found[0]
+        kind, *found = get_args(parameter.annotation) if _annotated(parameter) else (None,)
+        if found and isinstance(found[0], Flags | Where):
+            groups[name] = kind, found[0]
             parameters += found[0].parameters.values()
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    if opens_model:
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter("adapter", kind, default=None, annotation=AdapterPath))
-        parameters += [*STREAM.parameters.values(), *PERMISSIONS.parameters.values()]
+    names_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
+    if names_model:
+        parameters += [p for n, p in QUERIED.parameters.items() if n == "adapter" or n in HELD.parameters]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        allowed, held = Permissions(), StreamOptions()
-        if opens_model:
-            held = streamed(STREAM.given(values))
-            allowed = permissions(PERMISSIONS.given(values))
-        given = {name: flags.given(values) for name, flags in groups.items()}
-        with permitted(allowed), streaming(held), adapted(values):
+        with ExitStack() as stack:
+            if names_model:
+                stack.enter_context(held(values))
+                stack.enter_context(adapted(values))
+            given = {
+                name: _built(kind, flags.given(values))
+                for name, (kind, flags) in groups.items()
+                if isinstance(flags, Flags)
+            }
+            # an option's value is looked at before any file is
+            for name, (_, where) in groups.items():
+                if isinstance(where, Where):
+                    given[name] = where.take(values, stack)
             command(**values, **given)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -216,15 +255,36 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def _annotated(parameter: inspect.Parameter) -> bool:
+    return get_origin(parameter.annotation) is Annotated
+
+
+def _built(kind: Any, given: dict[str, Any]) -> Any:
+    """The options that a parameter of this type receives: a dataclass of options, or the values by name."""
+    if kind is ReadOptions:
+        return ReadOptions.of(given)
+    if kind in _SECTIONS:
+        return settled(kind, given)
+    return given if get_origin(kind) is dict else kind(**given)
+
+
+def settled(cls: Any, given: Mapping[str, Any]) -> Any:
+    """The options of a dataclass: flags that were given, else the settings of its section of stride.yaml."""
+    chosen = resolve(_SECTIONS[cls], given)
+    found = {name: getattr(chosen, name) for name in entries(cls) if hasattr(chosen, name)}
+    return cls(**found | {name: value for name, value in given.items() if name not in found})
+
+
 READING = (Fields, ReadOptions)
-Reading = Annotated[dict[str, Any], Flags(*READING)]
+Reading = Annotated[ReadOptions, Flags(*READING)]
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
 Device = Annotated[str | None, flag(Placement, "device")]
 Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
-PERMISSIONS = Flags(Permissions, only=("trust_code",))
+NewModel = typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
 STREAM = Flags(StreamOptions)
+HELD = Flags(StreamOptions, Permissions, only=("stream", "trust_code"))
 AdapterPath = Annotated[
     str | None,
     typer.Option(
@@ -234,11 +294,24 @@ AdapterPath = Annotated[
         rich_help_panel=MORE,
     ),
 ]
+QUERIED = Where("query")
+Asked = Annotated[WorkspacePath, QUERIED]  # the index that is asked
+Held = Annotated[WorkspacePath, Where(index=False)]  # a model whose index is named otherwise
+Fitted = Annotated[WorkspacePath, Where("train")]  # the index that is fitted
+
+
+@contextmanager
+def held(values: dict[str, Any]) -> Iterator[None]:
+    """Take how models are held, and what may be run, out of a command's values, and run with that."""
+    chosen = resolve("general", HELD.given(values))
+    allowed = Permissions(**{name: getattr(chosen, name) for name in entries(Permissions)})
+    with permitted(allowed), streaming(StreamOptions(chosen.stream)):
+        yield
 
 
 @contextmanager
 def adapted(values: dict[str, Any]) -> Iterator[None]:
-    """Takes ``adapter`` out of a command's values: where one is given, it becomes the ``model``, on that."""
+    """Take ``adapter`` out of a command's values: where one is given, it becomes the ``model``, on that."""
     adapter = values.pop("adapter", None)
     if adapter is None:
         yield
@@ -255,28 +328,8 @@ def adapted(values: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def permissions(given: Mapping[str, Any]) -> Permissions:
-    """What is allowed, by flags or by settings."""
-    from stride_cli.config import resolve
-
-    general = resolve("general", given)
-    return Permissions(**{name: getattr(general, name) for name in entries(Permissions)})
-
-
-def streamed(given: Mapping[str, Any]) -> StreamOptions:
-    """How models are held, by flags or by settings."""
-    from stride_cli.config import resolve
-
-    return StreamOptions(stream=resolve("general", given).stream)
-
-
 def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:
-    """How a query is answered: settings of the group "query", and flags that are no settings.
-
-    Raises
-    ------
-    UsageError      a value that cannot be
-    """
+    """The options of a query: settings of the group "query", and flags that are no settings."""
     names = entries(QueryOptions)
     shared = {name: getattr(chosen, name) for name in names if hasattr(chosen, name)}
     return QueryOptions(**shared | {name: value for name, value in given.items() if name not in shared})
@@ -289,8 +342,6 @@ def find_index(given: str | None) -> Location:
     ------
     UsageError      none is given, and there is none here or more than one
     """
-    from stride_cli.config import resolve
-
     wanted = resolve("general", {"index": given}).index
     if wanted is not None:
         return locate(wanted)

@@ -81,3 +81,8 @@ class CommandLine(typer.Typer):
 
     def command(self, name: str | None = None, **about: Any) -> Callable[[Any], Any]:
         return super().command(name, cls=_Command, **about)
+
+
+def example(*commands: str) -> str:
+    """The end of a help text, whose lines stay as they are."""
+    return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)

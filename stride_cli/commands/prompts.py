@@ -6,7 +6,7 @@ import json as json_module
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
     from stride_cli.attribution.session import Session
     from stride_cli.attribution.sharing import SharedSession
-    from stride_cli.data.queries import Query
     from stride_cli.schema.input_records import BadInputRecord
-    from stride_cli.serve.client import ServedSession
 
 ARGUMENTS = "arguments"
-FORMAT = (
-    'JSON Lines of {"prompt", "response"?, "span"?, "instead"?, "id"?}, or a prompt a line; in quotes ("…") '
-    "it is a JSON string."
-)
+FORMAT = 'JSON Lines of {"prompt", "response"?, "span"?, "instead"?, "id"?}, or a prompt a line.'
 TEXTS = ("prompt", "response", "span", "instead")  # of a prompt's record
-_MAY_BE_JSON = ("{", "[", '"', "-", *"0123456789", "t", "f", "n")
 
 
 @dataclass(frozen=True)
@@ -53,11 +47,6 @@ class Prompt:
     source: str
     line: int | None = None
     id: str | None = None
-
-
-def _without_advice(fix: str | None) -> str | None:
-    """A remedy without the one that is in use: to leave such lines out."""
-    return fix and re.sub(r",? or leave (such lines|it) out with --on-bad skip$", "", fix)
 
 
 class BadInput:
@@ -82,27 +71,28 @@ class BadInput:
         self._records, self._what = on_bad == "record" and as_json, what
 
     def take(self, error: StrideError, source: str, line: int | None = None, id: str | None = None) -> None:
-        """One that cannot be used, whose error says where it is; raises it where it ends the command."""
+        """Take one that cannot be used, whose error says where it is; raise it where it ends the command."""
         if self.stops:
             raise error
         self.count += 1
+        # without the advice that is in use: to leave such lines out
+        fix = error.fix and re.sub(r",? or leave (such lines|it) out with --on-bad skip$", "", error.fix)
         if self._records:
             record: BadInputRecord = {
                 "schema": "stride.bad_input/1",
                 "source": source,
                 "line": line,
                 "message": error.message,
-                "fix": _without_advice(error.fix),
+                "fix": fix,
             }
             if id is not None:
                 record["id"] = id
             self.emit(record)
         elif self.count <= SKIPS_TOLD:
-            fix = _without_advice(error.fix)
             output.note(f"skipped {error.message}" + (f"\n  fix: {fix}" if fix else ""))
 
     def leave(self) -> None:
-        """At the end: exit code 2 where there was one."""
+        """End with exit code 2 where there was one."""
         if self.count:
             done = "recorded" if self._records else "skipped"
             output.note(f"{done} {self.count:,} bad {self._what}{'s' * (self.count > 1)} in all")
@@ -110,22 +100,19 @@ class BadInput:
 
 
 def answered(
-    session: Session | SharedSession | ServedSession,
+    session: Session | SharedSession,
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
-    *,
     given: Mapping[str, Any],
-    together: int | None = None,
-    total: int | None = None,
+    **known: Any,
 ) -> Iterator[tuple[Prompt, Any]]:
-    """Every prompt with its answer, in order, without those that `bad` takes.
+    """Yield every prompt with its answer, in order, without those that `bad` takes.
 
     Parameters
     ----------
     given : "response", "span" and "instead" of prompts that have none of their own
-    together : see `Session.query_all`
-    total : how many prompts there are, where other processes share them
+    known : "together", see `Session.query_all`; or "total", the number of prompts that workers share
     """
     from stride_cli.attribution.answer import Refused
 
@@ -136,7 +123,6 @@ def answered(
             waiting.append(prompt)
             yield prompt.asked if isinstance(prompt.asked, StrideError) else {**given, **prompt.asked}
 
-    known: dict[str, Any] = {"together": together} if total is None else {"total": total}
     for outcome in session.outcomes(asked(), options, stop=bad.stops, **known):
         prompt = waiting.popleft()
         if isinstance(outcome, Refused):
@@ -150,14 +136,9 @@ def answered_as_one(
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
-    *,
     given: Mapping[str, Any],
 ) -> Iterator[tuple[Prompt, Any]]:
-    """All prompts, without those that `bad` takes, with the one answer to them together.
-
-    Parameters
-    ----------
-    given : as of `answered`
+    """Yield the one answer to all prompts together, without those that `bad` takes.
 
     Raises
     ------
@@ -190,44 +171,66 @@ def _take(bad: BadInput, prompt: Prompt, error: StrideError) -> None:
     bad.take(error, prompt.source, prompt.line, prompt.id)
 
 
-def read_prompts(text: str | None, file: Path | None) -> Iterator[Prompt]:
-    """Prompts one at a time, as they arrive: `text`, or lines of stdin where it is "-", or of a file.
+def read_prompts(texts: Sequence[str], file: Path | None, example: str) -> Iterator[Prompt]:
+    """Read prompts one at a time, as they arrive: arguments, lines of stdin for "-", or lines of a file.
 
     Raises
     ------
-    UsageError      there is no such file
-    QueryError      there is no prompt in it
+    UsageError      none of these, or several; there is no such file; `example` is the remedy
+    QueryError      a prompt is empty, or there is none
     """
-    if text is not None and text != "-":
-        yield Prompt({"prompt": text}, ARGUMENTS, 1)
-        return
-    if text == "-":
-        yield from _lines(stdin_lines(), "stdin")
-        return
-    assert file is not None
-    if not file.exists() or file.is_dir():  # a pipe is read as it comes: <(command)
-        raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
+    if bool(texts) == (file is not None):
+        raise UsageError("give a prompt, or - for stdin, or --file (one of them)", fix=example)
+    if file is not None:
+        if not file.exists() or file.is_dir():  # a pipe is read as it comes: <(command)
+            raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
+        return _of_file(file)
+    if list(texts) == ["-"]:
+        return _lines(stdin_lines(), "stdin")
+    if "-" in texts:
+        raise UsageError("- reads all prompts from stdin (found other prompts beside it)", fix="drop them")
+    if not all(text.strip() for text in texts):
+        raise QueryError("the prompt is empty (expected some text)", fix=example)
+    return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(texts, 1))
+
+
+def rows_or_prompts(
+    session: Session,
+    prompts: Iterator[Prompt],
+    texts: Sequence[str],
+    file: Path | None,
+    given: Mapping[str, str | None],
+) -> Iterator[Prompt]:
+    """Return the prompts; of a classifier, the rows that `texts` name, or the examples of a file."""
+    if session.model.table is None or list(texts) == ["-"]:
+        return prompts
+    from stride_cli.commands.classifier import classifier_queries
+
+    rows: list[str | None] = [*texts] or [None]
+    queries = (
+        query
+        for row in rows
+        for query in classifier_queries(session, row, file, given["response"], given.get("instead"))
+    )
+    source = str(file) if file is not None else ARGUMENTS
+    return (Prompt({"prompt": query}, source, number) for number, query in enumerate(queries, 1))
+
+
+def _of_file(file: Path) -> Iterator[Prompt]:
     with file.open(encoding="utf-8", errors="surrogateescape") as lines:
         yield from _lines(iter(lines.readline, ""), str(file))
 
 
 def count_prompts(file: Path) -> int:
-    """How many lines of a file have a prompt, or something else that is not blank."""
+    """Count the lines of a file that are not blank; 0 of a pipe, which can be read once only."""
     if not file.is_file():
-        return 0  # `read_prompts` says so
+        return 0
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
 
 
-def read_rows(queries: Iterable[Query], file: Path | None) -> Iterator[Prompt]:
-    """Examples of a classifier, numbered as they come."""
-    source = str(file) if file is not None else ARGUMENTS
-    for number, query in enumerate(queries, 1):
-        yield Prompt({"prompt": query}, source, number)
-
-
 def stdin_lines() -> Iterator[str]:
-    """Lines as they arrive; a byte that is not UTF-8 stays in them, to be named with its line."""
+    """Read lines as they arrive; a byte that is not UTF-8 stays in them, to be named with its line."""
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return iter(sys.stdin.readline, "")
@@ -236,8 +239,7 @@ def stdin_lines() -> Iterator[str]:
 def _lines(lines: Iterator[str], source: str) -> Iterator[Prompt]:
     count = 0
     for number, line in enumerate(lines, 1):
-        line = line.removeprefix("\ufeff") if number == 1 else line
-        line = line.rstrip("\r\n")
+        line = (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
         if not line.strip():
             continue
         count += 1
@@ -255,19 +257,16 @@ def _lines(lines: Iterator[str], source: str) -> Iterator[Prompt]:
 
 
 def _record(line: str) -> dict[str, Any]:
-    """What a line asks. One that is no JSON is a prompt as it stands, but for a broken object.
-
-    What is other JSON, [1] or 1984, is refused: it would be guesswork what was meant.
-    """
-    if not line.lstrip().startswith(_MAY_BE_JSON):
+    """Read what a line asks: a JSON object, a JSON string, or else a prompt as it stands."""
+    first = line.lstrip()[0]
+    if first not in '{"':
         return {"prompt": line}
-    is_object = line.lstrip().startswith("{")
     try:
         found = json_module.loads(line, parse_constant=_refuse)
     except RecursionError:
         raise QueryError("the line is JSON that is nested too deeply", fix='{"prompt": "…"}') from None
     except ValueError as error:
-        if not is_object:
+        if first == '"':
             return {"prompt": line}
         why = first_line(error).partition("; use sys.")[0]
         if isinstance(error, json_module.JSONDecodeError):  # its line is not the file's
@@ -275,30 +274,23 @@ def _record(line: str) -> dict[str, Any]:
         raise QueryError(
             f"the line is broken JSON: {why}", fix="one JSON object a line, or plain prompts"
         ) from None
-    if isinstance(found, dict):
-        return found
-    if isinstance(found, str):
-        return {"prompt": found}
-    raise QueryError(
-        f"the line is JSON, {type_name(found)} (expected an object, a string, or a prompt that is no JSON)",
-        fix=f"to ask it as it stands: {shortened(json_module.dumps({'prompt': line.strip()}), 200)}",
-    )
+    return found if isinstance(found, dict) else {"prompt": found}
 
 
 def _id(record: dict[str, Any]) -> str | None:
     """The id of a prompt, as those of documents: a string, or a number that is written as one."""
     name = record.get("id")
-    if name is None or isinstance(name, str):
-        if name is not None:
-            check_text(name, "'id'")
-        return name
     if isinstance(name, int) and not isinstance(name, bool):
         return str(name)
-    raise QueryError(f"'id' is {type_name(name)} (expected a string or an integer)", fix='{"id": "a", …}')
+    if name is not None and not isinstance(name, str):
+        raise QueryError(f"'id' is {type_name(name)} (expected a string or an integer)", fix='{"id": "a", …}')
+    if name is not None:
+        check_text(name, "'id'")
+    return name
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """What is asked by a record, as texts."""
+    """Take the texts of a record."""
     found = {key: record[key] for key in TEXTS if record.get(key) is not None}
     if "prompt" not in found:
         keys = one_line(", ".join(sorted(record)))

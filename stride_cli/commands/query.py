@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import (
-    FormatOptions,
-    InputOptions,
-    QueryOptions,
-    SharingOptions,
-)
-from stride_cli.commands.options import (
-    ASKED,
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    query_options,
-    with_flags,
-)
+from stride_cli.attribution.options import FormatOptions, InputOptions, QueryOptions, SharingOptions
+from stride_cli.commands.options import ASKED, Asked, Flags, Json, with_flags
 from stride_cli.commands.prompts import (
     FORMAT,
     BadInput,
@@ -34,17 +18,15 @@ from stride_cli.commands.prompts import (
     answered_as_one,
     count_prompts,
     read_prompts,
-    read_rows,
+    rows_or_prompts,
 )
-from stride_cli.errors import QueryError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
-    from stride_cli import api
     from stride_cli.attribution.sharing import SharedSession
     from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.serve.client import ServedSession
 
 EXAMPLE = """\b
 Examples:
@@ -70,13 +52,7 @@ def query(
             help="The prompt; - reads one a line from stdin. Of a classifier: a row, or held-out."
         ),
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            help=f"{FORMAT} Of a classifier, examples.",
-        ),
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help=f"{FORMAT} Of a classifier: examples.")] = None,
     response: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +68,7 @@ def query(
         str | None,
         typer.Option(
             "--instead",
-            help="Why the response and not this? Attributes the odds of the word where they part.",
+            help="Ask why the response and not this: attribute the odds of the token where they part.",
             rich_help_panel=MORE,
         ),
     ] = None,
@@ -104,92 +80,50 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
-    given: Annotated[
-        dict[str, Any],
-        Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat")),
-    ],
-    reading: Annotated[dict[str, Any], Flags(InputOptions)],
-    written: Annotated[dict[str, Any], Flags(FormatOptions, only=("format",))],
-    shared: Annotated[dict[str, Any], Flags(SharingOptions)],
-    no_server: Annotated[
-        bool,
-        typer.Option(
-            "--no-server",
-            help="Open the index here, also where a stride serve has it open.",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
-    device: Device = None,
-    dtype: Dtype = None,
+    options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
+    where: Asked,
+    bad_input: Annotated[InputOptions, Flags(InputOptions)],
+    written: Annotated[FormatOptions, Flags(FormatOptions, only=("format",))],
+    sharing: Annotated[SharingOptions, Flags(SharingOptions)],
     json: Json = False,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     from stride_cli.commands.answer_output import AnswerOutput
-    from stride_cli.commands.classifier import classifier_queries
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
 
-    if (text is None) == (file is None):
-        raise UsageError(
-            "give a prompt, or - for stdin, or --file (one of them)",
-            fix='stride query "The French Revolution began in"',
-        )
+    texts = [] if text is None else [text]
+    prompts = read_prompts(texts, file, 'stride query "The French Revolution began in"')
     if pool and text not in (None, "-", "held-out"):
         raise UsageError(
             "--pool answers several prompts as one (found one prompt)",
             fix="stride query --file prompts.jsonl --pool",
         )
-    sharing = SharingOptions(**shared)
     if sharing.shared and (file is None or pool):
         what = "--pool answers them as one" if pool else "no file of prompts is given"
         raise UsageError(
             f"--workers and --engine share out the prompts of a file, and {what}",
             fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
         )
-    # many prompts of a file are read for together, which takes less time than a server saves
-    here = no_server or text is None or pool
-    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
-    options = query_options(chosen, given)
-    out = AnswerOutput(FormatOptions(**written), json)
-    on_bad = InputOptions(**reading).on_bad
-    if on_bad == "record" and out.format == "csv":
+    out = AnswerOutput(written, json)
+    if bad_input.on_bad == "record" and out.format == "csv":
         raise UsageError(
-            f"--on-bad record writes JSON, and the format is {out.format}",
+            "--on-bad record writes JSON, and the format is csv",
             fix="give --on-bad skip, or --format jsonl",
         )
-    bad = BadInput(on_bad, as_json=out.as_json)
-    if bad.stops and text is not None and text != "-" and not text.strip():
-        raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
-    general = resolve("general", {"model": model})
-    place = WorkspacePath(find_index(index), general.model, chosen.device, chosen.dtype)
-    served = None if here else _served(place, options)
-    together = None if text is None else 1  # who writes to stdin waits for each answer
-    asked = {"response": response, "span": span, "instead": instead}
-    asking: Any
-    total = None
-    if served is not None:
-        asking, prompts = served, read_prompts(text, None)
-    elif sharing.shared:
+    bad = BadInput(bad_input.on_bad, as_json=out.as_json)
+    given = {"response": response, "span": span, "instead": instead}
+    if sharing.shared:
         assert file is not None
-        asking = _shared(place, sharing)
-        prompts, total = read_prompts(None, file), count_prompts(file)
+        found = answered(_shared(where, sharing), prompts, options, bad, given, total=count_prompts(file))
     else:
-        from stride_cli import api  # which a server's answer does without
+        from stride_cli import api
 
-        asking = session = api.Session.open(
-            place.index, model_path=place.model, device=place.device, dtype=place.dtype
-        )
-        if session.model.table is not None and text != "-":
-            prompts = read_rows(classifier_queries(session, text, file, response, instead), file)
+        session = api.open(where)
+        prompts = rows_or_prompts(session, prompts, texts, file, given)
+        if pool:
+            found = answered_as_one(session, prompts, options, bad, given)
         else:
-            prompts = read_prompts(text, file)
-    if pool:
-        found = answered_as_one(asking, prompts, options, bad, given=asked)
-    else:
-        found = answered(asking, prompts, options, bad, given=asked, together=together, total=total)
+            found = answered(session, prompts, options, bad, given, together=None if text is None else 1)
     show_answers(found, out, bad, verbose=options.check)
     bad.leave()
 
@@ -197,8 +131,7 @@ def query(
 def show_answers(
     found: Iterable[tuple[Prompt, Any]], out: AnswerOutput, bad: BadInput, *, verbose: bool
 ) -> Any:
-    """Show every answer (an `Answer`, or a `ServedAnswer`) as it comes, where and how `out` says; returns the
-    last, or None."""
+    """Show every answer as it comes, where and how `out` says; return the last, or None."""
     answer = None
     if out.format == "text":
         from stride_cli.commands.rendering import render_answer
@@ -224,31 +157,11 @@ def _record(prompt: Prompt, answer: Any, verbose: bool) -> dict[str, Any]:
     return found
 
 
-def _shared(place: WorkspacePath, sharing: SharingOptions) -> SharedSession:
-    """Return what shares prompts out to workers; no model is opened here."""
+def _shared(where: WorkspacePath, sharing: SharingOptions) -> SharedSession:
+    """Open what shares prompts out to workers; no model is opened here."""
     from index_format.reader import Index
     from stride_cli.attribution.sharing import SharedSession
     from stride_cli.models.kinds import refuse_classifier
 
-    refuse_classifier(Index.open(place.index), "--workers and --engine share out prompts")
-    return SharedSession(place, sharing)
-
-
-def _served(place: WorkspacePath, options: QueryOptions) -> ServedSession | None:
-    """What asks a running server that has the index open; None where there is none."""
-    from stride_cli.serve.client import ServedSession, find_server
-
-    server = find_server(place)
-    if server is None:
-        return None
-
-    def opened() -> tuple[api.Session, QueryOptions]:
-        from stride_cli import api
-
-        session = api.Session.open(
-            place.index, model_path=place.model, device=place.device, dtype=place.dtype
-        )
-        return session, options
-
-    presence, served, n_chunks = server
-    return ServedSession(presence, served, n_chunks, opened)
+    refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
+    return SharedSession(where, sharing)

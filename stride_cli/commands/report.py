@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stride_cli.attribution.options import InputOptions, QueryOptions
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    query_options,
-    with_flags,
-)
-from stride_cli.commands.prompts import (
-    ARGUMENTS,
-    BadInput,
-    Prompt,
-    answered,
-    read_prompts,
-    read_rows,
-    stdin_lines,
-)
+from stride_cli.commands.options import Flags, Held, IndexPath, Json, find_index, with_flags
+from stride_cli.commands.prompts import BadInput, answered, read_prompts, rows_or_prompts, stdin_lines
 from stride_cli.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
     from stride_cli.api import Session
-    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.commands.prompts import Prompt
     from stride_cli.report.contents import ShownAnswer
     from stride_cli.schema.answer_records import ReportRecord
 
@@ -69,10 +52,9 @@ def report(
         str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
     ] = None,
     index: IndexPath = None,
-    model: ModelPath = None,
     *,
-    given: Annotated[
-        dict[str, Any],
+    options: Annotated[
+        QueryOptions,
         Flags(
             QueryOptions,
             only=("top", "bottom", "chat", "lambda_ratio", "read"),
@@ -81,17 +63,15 @@ def report(
             bottom={"default": 3, "help": "Opposing documents of each query."},
         ),
     ],
-    reading: Annotated[dict[str, Any], Flags(InputOptions)],
-    device: Device = None,
-    dtype: Dtype = None,
+    bad_input: Annotated[InputOptions, Flags(InputOptions)],
+    where: Held,
     json: Json = False,
 ) -> None:
     """Write a page that shows, for each query, its documents, the passages that matter, plots and caveats.
 
     The page is one file without links to others: it can be mailed, archived and opened offline.
     """
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli import api
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.answers import parse_answers, read_answers
     from stride_cli.report.contents import from_record
@@ -99,29 +79,23 @@ def report(
     from stride_cli.report.page import write_report
 
     begin = time.monotonic()
-    bad = BadInput(InputOptions(**reading).on_bad, as_json=wants_json(json))
-    sources = [bool(prompts), file is not None, answers is not None]
-    if sum(sources) != 1:
-        raise UsageError(
-            "give prompts, or - for stdin, or --file, or --answers (one of them)",
-            fix='stride report "The French Revolution began in"',
-        )
+    bad = BadInput(bad_input.on_bad, as_json=wants_json(json))
+    example = 'stride report "The French Revolution began in"'
+    texts = prompts or []
+    if sum([bool(texts), file is not None, answers is not None]) != 1:
+        raise UsageError("give prompts, or - for stdin, or --file, or --answers (one of them)", fix=example)
     check_place(out)
-    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
-    options = query_options(chosen, given)
     shown: list[ShownAnswer]
     if answers is not None:
         saved = parse_answers(stdin_lines(), "stdin") if str(answers) == "-" else read_answers(answers)
         shown, name = [from_record(record) for record in saved], answers.stem
         name = "saved answers" if name == "-" else name
     else:
-        path = find_index(index)
-        wanted = _Wanted(prompts or [], file, response)
-        if bad.stops and any(not prompt.strip() for prompt in wanted.prompts):
-            raise QueryError("a prompt is empty (expected some text)", fix='stride report "some text"')
-        place = WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype)
-        shown = list(_ask(place, wanted, options, given, bad))
-        name = path.name
+        asked = read_prompts(texts, file, example)
+        where = replace(where, index=find_index(index))
+        session = api.open(where)
+        wanted = list(rows_or_prompts(session, asked, texts, file, {"response": response}))
+        shown, name = list(_ask(session, wanted, options, bad, response)), where.index.name
     if not shown:
         bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
@@ -142,41 +116,13 @@ def report(
     bad.leave()
 
 
-class _Wanted:
-    """What a report is asked to be about."""
-
-    def __init__(self, prompts: list[str], file: Path | None, response: str | None) -> None:
-        if "-" in prompts and len(prompts) > 1:
-            raise UsageError(
-                "- reads all prompts from stdin (found other prompts beside it)", fix="drop them"
-            )
-        self.prompts, self.file, self.response = prompts, file, response
-
-    def read(self, session: Session) -> Iterator[Prompt]:
-        from stride_cli.commands.classifier import classifier_queries
-
-        if session.model.table is not None and self.prompts != ["-"]:
-            rows: list[str | None] = [*self.prompts] or [None]
-            for row in rows:
-                yield from read_rows(classifier_queries(session, row, self.file, self.response), self.file)
-        elif self.file is not None or self.prompts == ["-"]:
-            yield from read_prompts(None if self.file is not None else "-", self.file)
-        else:
-            for number, prompt in enumerate(self.prompts, 1):
-                yield Prompt({"prompt": prompt}, ARGUMENTS, number)
-
-
 def _ask(
-    place: WorkspacePath, wanted: _Wanted, options: QueryOptions, given: dict[str, Any], bad: BadInput
+    session: Session, prompts: list[Prompt], options: QueryOptions, bad: BadInput, response: str | None
 ) -> Iterator[ShownAnswer]:
-    from stride_cli import api
     from stride_cli.output import progress
     from stride_cli.report.contents import from_answer
 
-    session = api.Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
-    prompts = list(wanted.read(session))
     with progress("asking", len(prompts), unit="queries") as bar:
-        asked = {"response": wanted.response}
-        for prompt, answer in answered(session, prompts, options, bad, given=asked):
+        for prompt, answer in answered(session, prompts, options, bad, {"response": response}):
             yield from_answer(session, answer, name=prompt.id)
             bar.advance()

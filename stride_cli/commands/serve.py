@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.commands.completion import complete_index
-from stride_cli.commands.options import Device, Dtype, Flags, ModelPath, find_index, query_options, with_flags
+from stride_cli.commands.options import Flags, Held, find_index, with_flags
 from stride_cli.errors import UsageError
 from stride_cli.serve.options import ServeOptions
 
@@ -16,7 +17,6 @@ EXAMPLE = """\b
 Examples:
   stride serve
   stride serve run.stride other.stride --port 8600 --open
-  stride query "The French Revolution began in" --index run.stride   (asks the server, where one runs)
   curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" localhost:8517/query \\
     -d '{"prompt": "The French Revolution began in"}'
   stride serve run.stride --token "$(openssl rand -hex 16)" --top 5
@@ -32,41 +32,33 @@ def serve(
             autocompletion=complete_index,
         ),
     ] = None,
-    model: ModelPath = None,
     *,
-    listening: Annotated[dict[str, Any], Flags(ServeOptions, first=("port", "host", "token", "open"))],
-    given: Annotated[
-        dict[str, Any],
+    listening: Annotated[ServeOptions, Flags(ServeOptions, first=("port", "host", "token", "open"))],
+    options: Annotated[
+        QueryOptions,
         Flags(
             QueryOptions,
             only=("top", "bottom"),
             top={"help": "Supporting documents, unless a request says otherwise. [10]"},
         ),
     ],
-    device: Device = None,
-    dtype: Dtype = None,
+    where: Held,
 ) -> None:
     """Serve a local page that asks indexes, and the same as a JSON interface; models stay loaded.
 
     The page's address is told on stderr once the indexes are open. It has a secret in it, which programs send
     as Authorization: Bearer. Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
     """
-    from stride_cli import api
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import note
+    from stride_cli.serve.running import Server
 
-    chosen = resolve("query", {**given, "device": device, "dtype": dtype})
-    options, where = query_options(chosen, given), ServeOptions(**listening)
-    general = resolve("general", {"model": model})
     paths = [find_index(index) for index in indexes] if indexes else [find_index(None)]
-    if general.model is not None and len(paths) > 1:
+    if where.model is not None and len(paths) > 1:
         raise UsageError(
             "--model is for one index (found several: each has its own)", fix="leave it out, or serve one"
         )
-    places = [WorkspacePath(path, general.model, chosen.device, chosen.dtype) for path in paths]
     note(f"opening {', '.join(str(path) for path in paths)} …")
-    server = api.open_server(places, where, options)
+    server = Server([replace(where, index=path) for path in paths], listening, options)
 
     def started() -> None:
         if not server.local:
@@ -75,7 +67,7 @@ def serve(
                 "the URL is all that keeps them out"
             )
         note(f"serving at {server.address.url} (Ctrl-C ends it)")
-        if where.open:
+        if listening.open:
             import webbrowser
 
             webbrowser.open(server.address.url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +50,14 @@ def number(value: float | None, form: str = ".3f") -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes for people: ``3.4 MiB``."""
+    """Bytes for people: ``3.4 MB``."""
     if value is None:
         return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
 
 
 def seconds(value: float | None) -> str:
@@ -73,24 +73,32 @@ def show_record(record: Mapping[str, Any], json: bool, *, title: str) -> None:
     from rich.table import Table
 
     table = Table(title=text(title), show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in _flat(record):
         table.add_row(text(name), text(value))
     output.console().print(table)
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in record.items():
+        label = prefix + name.replace("_", " ")
         if name == "schema":
             continue
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            rows.append((prefix + name, f"{value:.4g}"))
-        elif isinstance(value, bool):
-            rows.append((prefix + name, "yes" if value else "no"))
-        elif isinstance(value, int):
-            rows.append((prefix + name, f"{value:,}"))
-        elif value is not None:
-            rows.append((prefix + name, str(value)))
-    return rows
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{label}: ")
+        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value, 1):
+                yield from _flat(each, f"{label} {number}: ")
+        else:
+            yield label, _shown(value, is_size="bytes" in label)
+
+
+def _shown(value: Any, is_size: bool) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,} ({size(value)})" if is_size and value >= 10_000 else f"{value:,}"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

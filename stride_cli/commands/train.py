@@ -8,22 +8,13 @@ import typer
 
 from stride_cli.attribution.options import CalibrationOptions
 from stride_cli.commands.next_steps import next_step
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
+from stride_cli.commands.options import Fitted, Flags, Json, with_flags
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FITS, FLAT, FitRunOptions, TrainOptions, fit_of, train_options
 from stride_cli.options import MORE, entries
 
 if TYPE_CHECKING:
-    from index_format.location import Location
+    from stride_cli.data.workspace import WorkspacePath
 
 EXAMPLE = """\b
 Examples:
@@ -44,18 +35,15 @@ def train(
     more_checkpoints: Annotated[
         list[str] | None, typer.Argument(metavar="CHECKPOINT", hidden=True, show_default=False)
     ] = None,
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
     given: Annotated[dict[str, Any], Flags(*FLAT, leave_out=_RESEARCH)],
-    device: Device = None,
-    dtype: Dtype = None,
+    where: Fitted,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace operators that are there.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time the first chunks, and say what a fit will take.")
     ] = False,
-    running: Annotated[dict[str, Any], Flags(FitRunOptions)],
-    asking: Annotated[dict[str, Any], Flags(CalibrationOptions, only=("nulls",), nulls={"panel": MORE})],
+    running: Annotated[FitRunOptions, Flags(FitRunOptions)],
+    nulls: Annotated[CalibrationOptions, Flags(CalibrationOptions, only=("nulls",), nulls={"panel": MORE})],
     no_calibration: Annotated[
         bool,
         typer.Option(
@@ -71,7 +59,6 @@ def train(
     An interrupted fit continues where it was when the same command is run again.
     """
     from stride_cli import api
-    from stride_cli.config import resolve
     from stride_cli.output import emit, note, wants_json
 
     if more_checkpoints and "checkpoints" not in given:
@@ -79,27 +66,25 @@ def train(
             f"unexpected argument '{more_checkpoints[0]}'",
             fix="an index is given with --index, checkpoints with --checkpoints",
         )
-    path = find_index(index)
-    general = resolve("general", {"model": model})
     if more_checkpoints:
         given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
-    chosen = resolve("train", {"device": device, "dtype": dtype, **asking})
+    options = _options(given)
     if dry_run:
-        _estimate(path, general.model, _options(given), chosen.device, chosen.dtype, json)
+        _estimate(where, options, json)
         return
     result = api.train(
-        path,
-        _options(given),
-        model_path=general.model,
-        device=chosen.device,
-        dtype=chosen.dtype,
+        where.index,
+        options,
+        model_path=where.model,
+        device=where.device,
+        dtype=where.dtype,
         overwrite=overwrite,
-        run=FitRunOptions(**running),
+        run=running,
     )
     if not no_calibration and result["fit"] == "closed":
-        session = api.Session.open(path, model_path=general.model, device=chosen.device, dtype=chosen.dtype)
+        session = api.open(where)
         if not session.model.classes:
-            api.calibrate(session, CalibrationOptions(chosen.nulls))
+            api.calibrate(session, nulls)
     if wants_json(json):
         emit(result)
         return
@@ -112,12 +97,10 @@ def train(
     )
     for entry in result["checkpoints"]:
         note(f"and of checkpoint {entry['path']} (layer {entry['layer']}) in {entry['seconds']:.1f} s")
-    next_step("stride", "query", "…", "--index", str(path))
+    next_step("stride", "query", "…", "--index", str(where.index))
 
 
-def _estimate(
-    path: Location, model_path: str | None, options: TrainOptions, device: str, dtype: str, json: bool
-) -> None:
+def _estimate(where: WorkspacePath, options: TrainOptions, json: bool) -> None:
     """Print what a fit will take."""
     from index_format.reader import Index
     from stride_cli.commands.tables import size
@@ -125,8 +108,8 @@ def _estimate(
     from stride_cli.output import duration, emit, progress, wants_json
     from stride_cli.training.dry_run import estimate_fit
 
-    index = Index.open(path)
-    model = open_model(index, model_path, device=device, dtype=dtype)
+    index = Index.open(where.index)
+    model = open_model(index, where.model, device=where.device, dtype=where.dtype)
     with progress("timing the first chunks"):
         found = estimate_fit(index, model, options)
     if wants_json(json):

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    query_options,
-    with_flags,
-)
+from stride_cli.commands.options import Asked, Flags, Json, with_flags
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.prove.options import HitOptions
 
@@ -61,20 +52,17 @@ def verify_hit(
         str | None,
         typer.Option("--documents", help="Ids, separated by commas: test these, not the query's hits."),
     ] = None,
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
-    check: Annotated[dict[str, Any], Flags(HitOptions, first=("seeds", "random", "effect"))],
-    given: Annotated[
-        dict[str, Any],
+    hits: Annotated[HitOptions, Flags(HitOptions, first=("seeds", "random", "effect"))],
+    options: Annotated[
+        QueryOptions,
         Flags(
             QueryOptions,
             only=("top", "lambda_ratio", "chat"),
             top={"help": "How many of the top documents. [10]"},
         ),
     ],
-    device: Device = None,
-    dtype: Dtype = None,
+    where: Asked,
     json: Json = False,
 ) -> None:
     """Retrain without a query's top documents, and without as many random ones: did the prediction depend on
@@ -91,18 +79,10 @@ def verify_hit(
     """
     from stride_cli import api
     from stride_cli.commands.prompts import read_prompts
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
 
-    if (text is None) == (file is None):
-        raise UsageError(
-            "give a prompt, or --file (one of them)",
-            fix='stride verify-hit "The French Revolution began in"',
-        )
-    chosen = resolve("query", {**given, "bottom": 0, "device": device, "dtype": dtype})
-    options, hits = query_options(chosen, given), HitOptions(**check)
-    path = find_index(index)
+    texts = [] if text is None else [text]
+    asked = read_prompts(texts, file, 'stride verify-hit "The French Revolution began in"')
     prompt: Any = text
     if instead is not None:
         if text is None:
@@ -113,19 +93,12 @@ def verify_hit(
         prompt = [{"prompt": text, "response": response, "span": span, "instead": instead}]
         response = span = None
     elif file is not None:
-        prompt = [each.asked for each in read_prompts(None, file)]
+        prompt = [each.asked for each in asked]
         if error := next((each for each in prompt if isinstance(each, StrideError)), None):
             raise error
+    named = None if documents is None else [name.strip() for name in documents.split(",") if name.strip()]
     found = api.verify_hit(
-        WorkspacePath(path, resolve("general", {"model": model}).model, chosen.device, chosen.dtype),
-        prompt,
-        options,
-        hits,
-        response=response,
-        span=span,
-        documents=None
-        if documents is None
-        else [part.strip() for part in documents.split(",") if part.strip()],
+        where, prompt, replace(options, bottom=0), hits, response=response, span=span, documents=named
     )
     if wants_json(json):
         emit(found)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stride_cli import __version__
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError, first_line, require_extra
 from stride_cli.serve.app import Address, Service, build_app
 from stride_cli.serve.indexes import Shelf
 from stride_cli.serve.options import PORT, ServeOptions
-from stride_cli.serve.presence import Presence, ServedPlace
 from stride_cli.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -75,11 +72,6 @@ class Server:
         except BaseException:
             self._socket.close()
             raise
-        served = [ServedPlace.of(name, index.place) for name, index in shelf.indexes.items()]
-        self.presence = Presence(
-            os.getpid(), options.host, port, self.address.token, __version__, tuple(served)
-        )
-        self.service.on_end = self.presence.forget
         self._uvicorn: uvicorn.Server = uvicorn.Server(
             uvicorn.Config(
                 self._app,
@@ -100,12 +92,10 @@ class Server:
         ----------
         started : callable      called when requests are about to be answered
         """
-        self.presence.tell()
         try:
             started()
             self._uvicorn.run(sockets=[self._socket])
         finally:
-            self.presence.forget()
             self._socket.close()
 
     @property

@@ -19,12 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine
-from tests.benchmarks.serve import served
 
 STAGES = """
 import json, sys, time
@@ -87,19 +85,16 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield _compare(commands, given.repeats) | about
     prompts = "\n".join(f"{given.prompt} {number}" for number in range(given.prompts))
     here = ["--index", given.index, "--json"]
-    asked = ["query", given.prompt, *here, "--no-server"]
+    asked = ["query", given.prompt, *here]
     queries = {
         "python -c pass": commands["python -c pass"],
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
         "one prompt": [*stride, *asked],
         "one prompt by recovery alone": [*stride, *asked, "--read", "0"],
         "one prompt by transformers": [sys.executable, "-c", THEIRS, *asked],
-        f"{given.prompts} prompts in one process": [*stride, "query", "-", *here, "--no-server"],
-        "one prompt of a server": [*stride, "query", given.prompt, *here],
+        f"{given.prompts} prompts in one process": [*stride, "query", "-", *here],
     }
-    with tempfile.TemporaryDirectory() as home, served(Path(given.index), Path(home)):
-        time.sleep(given.settle)
-        record = _compare(queries, given.query_repeats, prompts, {"XDG_STATE_HOME": home})
+    record = _compare(queries, given.query_repeats, prompts)
     torch, one, _, theirs, many, *_ = list(record["processor_seconds"].values())[1:]
     passed = record["wall_seconds"]
     yield (

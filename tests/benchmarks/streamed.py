@@ -91,7 +91,6 @@ def commands(folder: Path, limit: int, spaces: str) -> Iterator[dict[str, Any]]:
             "Ada number 7 lives in",
             *place,
             *streamed,
-            "--no-server",
         ],
     }
     for stage, command in stages.items():

@@ -85,7 +85,12 @@ def _ask(
         code = 0
         try:
             for prompt, answer in answered(
-                _session(), read_prompts(text, file), options, bad, given=given, together=together
+                _session(),
+                read_prompts([text] if text else [], file, "stride query"),
+                options,
+                bad,
+                given,
+                together=together,
             ):
                 found.append(("answer", prompt.line, said(answer)))
             bad.leave()

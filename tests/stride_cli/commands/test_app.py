@@ -52,7 +52,7 @@ def test_a_command_imports_no_other() -> None:
 
 
 def test_a_query_of_an_own_checkpoint_imports_what_it_needs(workspace: Path, run_apart: Any) -> None:
-    line = ["query", "Rome", "--index", f"{workspace}/run.stride", "--json", "--no-server", "--read", "1"]
+    line = ["query", "Rome", "--index", f"{workspace}/run.stride", "--json", "--read", "1"]
     record, imported = run_apart(*line)
     assert record["read"] == 1
     assert {"torch", "numba"} <= imported

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ import pytest
 from stride_cli.attribution.answer import Refused
 from stride_cli.commands.prompts import BadInput, Prompt, answered, count_prompts, read_prompts
 from stride_cli.data.query_files import named_file
-from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
+from stride_cli.errors import QueryError, StrideError, UsageError
 
 
 def prompts_of(tmp_path: Path, content: bytes) -> list[Prompt]:
     (tmp_path / "prompts.txt").write_bytes(content)
-    return list(read_prompts(None, tmp_path / "prompts.txt"))
+    return list(read_prompts([], tmp_path / "prompts.txt", "stride query"))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +33,7 @@ def prompts_of(tmp_path: Path, content: bytes) -> list[Prompt]:
         (b"[INST] who [/INST]", "[INST] who [/INST]"),
         (b"1984 was", "1984 was"),
         (b"NaN", "NaN"),
+        (b"1984", "1984"),
         (b"\xef\xbb\xbfThe war of", "The war of"),
         (b'\xef\xbb\xbf{"prompt": "The war of"}\r\n', "The war of"),
     ],
@@ -46,13 +46,9 @@ def test_what_a_line_asks(tmp_path: Path, line: bytes, prompt: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"[1]", "the line is JSON, a list"),
-        (b"1984", "the line is JSON, a number"),
-        (b"null", "the line is JSON, nothing"),
         (b'{"prompt": ', "broken JSON"),
         (b'{"prompt": "a", "id": NaN}', "NaN is no JSON number"),
         (b'{"prompt": ' + b"9" * 5000 + b"}", "4300 digits"),
-        (b"[" * 200_000 + b"]" * 200_000, "nested too deeply"),
         (b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
         (b'{"prompt": ["a"]}', "'prompt' is a list"),
         (b'{"prompt": "a", "span": 1}', "'span' is a number"),
@@ -84,10 +80,10 @@ def test_a_file_without_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(QueryError, match="holds no prompt"):
         prompts_of(tmp_path, b"\n \n")
     with pytest.raises(UsageError, match="there is no file"):
-        list(read_prompts(None, tmp_path / "gone"))
+        read_prompts([], tmp_path / "gone", "stride query")
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(QueryError, match="stdin holds no prompt"):
-        list(read_prompts("-", None))
+        list(read_prompts(["-"], None, "stride query"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
@@ -97,7 +93,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("one\ntwo\n"))
     writer.start()
     assert count_prompts(tmp_path / "pipe") == 0  # how many come is not known
-    found = [prompt.asked["prompt"] for prompt in read_prompts(None, tmp_path / "pipe")]
+    found = [prompt.asked["prompt"] for prompt in read_prompts([], tmp_path / "pipe", "stride query")]
     writer.join()
     assert found == ["one", "two"]
     with pytest.raises(UsageError, match="is a pipe"):
@@ -107,7 +103,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
 class Session:
     """Answers with the prompt itself; one that is "bad" has no answer."""
 
-    def outcomes(self, prompts: Any, options: Any, *, together: Any, stop: bool) -> Any:
+    def outcomes(self, prompts: Any, options: Any, *, stop: bool) -> Any:
         for prompt in list(prompts):  # all are read before the first is answered
             if isinstance(prompt, StrideError):
                 yield Refused(prompt)
@@ -118,7 +114,7 @@ class Session:
 
 
 def test_outcomes_find_their_prompts(tmp_path: Path, run, capsys: pytest.CaptureFixture[str]) -> None:
-    found = prompts_of(tmp_path, b'one\n[1]\nbad\n{"id": "x", "prompt": "bad"}\ntwo\n')
+    found = prompts_of(tmp_path, b'one\n{}\nbad\n{"id": "x", "prompt": "bad"}\ntwo\n')
     session: Any = Session()
     options: Any = None
     bad = BadInput("record", as_json=True)
@@ -148,7 +144,7 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
         "The French Revolution began in",
         "word " * 600,
         '{"id": "s", "prompt": "The", "response": "war", "span": "peace"}',
-        "[1]",
+        "{}",
         "The Berlin Wall fell in",
     ]
     file = tmp_path / "prompts.txt"
@@ -162,20 +158,3 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
     assert recorded.records[2]["id"] == "s" and "span" in recorded.records[2]["message"]
     stopped = run(line)
     assert stopped.code == 2 and len(stopped.records) == 1 and f"{file}:2: the query has" in stopped.err
-
-
-def test_what_fails_for_one_is_found_for_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where influences cannot be found of several prompts together."""
-    from stride_cli.attribution.asking import Asking
-
-    def together(self: Any, asked: Any) -> Any:
-        if any(each.bad for each in asked):
-            raise NumericalError("not finite", fix="fp32")
-        return [(each, "found") for each in asked]
-
-    monkeypatch.setattr(Asking, "_together", together)
-    asked: Any = [SimpleNamespace(bad=number == 1) for number in range(3)]
-    asking = Asking.__new__(Asking)
-    first, second, third = asking._attributed(asked)
-    assert first == (asked[0], "found") and third == (asked[2], "found")
-    assert isinstance(second, Refused) and second.error.message == "not finite"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import re
 import shutil
 import socket
-import stat
 import sys
 import threading
 import time
@@ -29,10 +26,8 @@ from stride_cli.errors import MissingExtraError, NumericalError, QueryError, Usa
 from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
 from stride_cli.serve.app import ROUTES
-from stride_cli.serve.client import find_server
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.overlaps import verbatim_runs
-from stride_cli.serve.presence import Presence, ServedPlace
 from stride_cli.serve.questions import OPTIONS, parse_question
 from stride_cli.serve.running import Server, bind
 from tests.prepared import Prepared
@@ -92,17 +87,14 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "flags, body",
     [
-        ("--response 1789 --bottom 2 --explain", {"response": "1789", "bottom": 2, "explain": True}),
-        (
-            "--read 0 --no-shrink --lambda-ratio 0.1",
-            {"read": 0, "shrink": False, "lambda_ratio": 0.1},
-        ),
+        ("--response 1789 --bottom 2", {"response": "1789", "bottom": 2}),
+        ("--read 0 --lambda-ratio 0.1", {"read": 0, "lambda_ratio": 0.1}),
     ],
 )
 def test_the_answer_is_the_record_that_stride_query_prints(
     run: Callable[..., Any], client: Any, workspace: Path, flags: str, body: dict[str, Any]
 ) -> None:
-    line = f'query "{PROMPT}" --json --no-server --index {workspace}/run.stride {flags}'
+    line = f'query "{PROMPT}" --json --index {workspace}/run.stride {flags}'
     (printed,) = run(line).records
     exactly = post(client, "/query", prompt=PROMPT, alone=True, **body)
     assert without_times(exactly) == without_times(printed)
@@ -479,90 +471,6 @@ def test_a_body_without_a_length_is_cut_off_too(client: Any) -> None:
     assert answer.status_code == 413 and "expected at most 1,048,576" in answer.json()["message"]
     plain = client.post("/query", content=b"{}", headers={"Content-Type": "text/plain"})
     assert plain.status_code == 415
-
-
-@pytest.mark.slow
-def test_stride_query_asks_the_server(
-    run: Callable[..., Any], server: Server, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = server.presence.file
-    assert file is not None and stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    line = f'query "{PROMPT}" --json --top 3 --index {workspace}/run.stride'
-    by_itself = run(f"{line} --no-server")
-    opened: list[Any] = []
-    monkeypatch.setattr("stride_cli.api.Session.open", lambda *given, **named: opened.append(given))
-    by_server = run(line)
-    assert not opened and by_server.code == 0 and by_server.err == by_itself.err == ""
-    times = [json.dumps(record["seconds"]) for record in (*by_itself.records, *by_server.records)]
-    assert by_itself.out.replace(times[0], "") == by_server.out.replace(times[1], "")
-    piped = run(
-        f"query - --json --explain --index {workspace}/run.stride", stdin=f'{PROMPT}\n{{"prompt": "Rome"}}\n'
-    )
-    assert [record["prompt"] for record in piped.records] == [PROMPT, "Rome"] and not opened
-    wrong = run(f'query "{PROMPT}" --response Paris --span London --index {workspace}/run.stride')
-    assert wrong.code == 2 and "is not in the response" in wrong.err and "fix:" in wrong.err and not opened
-    # opened in another way, or not the same index: the usual way
-    for other in ("--dtype bf16", "--device cpu", f"--model {workspace}/model"):
-        with contextlib.suppress(AssertionError, AttributeError):
-            run(f"{line} {other}")
-        assert opened, other
-        opened.clear()
-    assert find_server(WorkspacePath(workspace / "other.stride")) is None
-
-
-def test_a_query_of_a_server_imports_next_to_nothing(server: Server, workspace: Path, run_apart: Any) -> None:
-    record, imported = run_apart("query", PROMPT, "--index", f"{workspace}/run.stride", "--json", "--explain")
-    assert record["prompt"] == PROMPT
-    assert "stride_cli.serve.client" in imported
-    assert not imported & {"numpy", "torch", "numba", "scipy", "rich", "stride_cli.api"}
-
-
-def test_a_terminal_shows_the_same(server: Server, workspace: Path) -> None:
-    from rich.console import Console
-
-    from stride_cli.commands.rendering import render_answer
-    from stride_cli.serve.client import ServedSession
-
-    found = find_server(WorkspacePath(workspace / "run.stride"))
-    assert found is not None
-    served = ServedSession(*found, open_session=lambda: pytest.fail("opened"))
-    options = QueryOptions(top=3, bottom=2, check=True)
-    (by_server,) = served.outcomes([{"prompt": PROMPT}], options)
-    index = server.service.shelf.find(None)
-    question = parse_question({"prompt": PROMPT}, options)
-    answer = index.session().query(PROMPT, question.options)
-    shown = []
-    for each in (answer, by_server):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            render_answer(each, verbose=True, explained=True, console=Console(width=200))  # type: ignore[arg-type]
-        shown.append(out.getvalue().splitlines())
-    assert shown[0] == shown[1] and len(shown[0]) > 10
-
-
-def test_a_server_that_is_gone_is_forgotten(
-    run: Callable[..., Any], workspace: Path, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = WorkspacePath(workspace / "run.stride")
-    served = (ServedPlace.of("run.stride", place),)
-    nobody = _free_port()
-    version = server.presence.version
-    gone = [
-        Presence(os.getpid(), "127.0.0.1", nobody, TOKEN, version, served),  # nobody listens
-        Presence(2**22 - 3, "127.0.0.1", server.address.port, TOKEN, version, served),  # no such process
-        Presence(os.getpid(), "127.0.0.1", server.address.port, "another-token-0123", version, served),
-    ]
-    for presence in gone:
-        assert presence.tell() and presence.file is not None and presence.file.exists()
-        assert find_server(place) is None
-        assert not presence.file.exists()
-    (tmp_path / "stride" / "servers" / "5-5.json").write_text('{"pid": "x"}')
-    answered = run(f'query "{PROMPT}" --json --top 1 --read 0 --index {workspace}/run.stride')
-    assert answered.code == 0 and len(answered.records) == 1
-    assert list((tmp_path / "stride" / "servers").iterdir()) == []
-    older = Presence(os.getpid(), "127.0.0.1", server.address.port, TOKEN, "0.0.0", served)
-    assert older.tell() and find_server(place) is None
 
 
 def test_an_index_that_changes_is_opened_again(

@@ -102,7 +102,7 @@ def test_from_index_to_query(quantised: Path, tmp_path: Path, space: str) -> Non
     assert built.code == 0, built.err
     trained = run_stride(f"train --index {index} --space {space} --json")
     assert trained.code == 0, trained.err
-    asked = "'What is 7 and 7?' --response '14, as all know.' --no-server --json"
+    asked = "'What is 7 and 7?' --response '14, as all know.' --json"
     found = run_stride(f"query {asked} --index {index}")
     assert found.code == 0, found.err
     assert json.loads(found.out)["hits"][0]["document"] == "d7"

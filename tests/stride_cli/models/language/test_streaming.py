@@ -284,7 +284,7 @@ def test_from_index_to_query(saved_llama: Path, corpus: str, tmp_path: Path) -> 
         assert built.code == 0, built.err
         trained = run_stride(f"train --index {index} --device cpu {flag} --json")
         assert trained.code == 0, trained.err
-        asked = "STRIDE_QUERY_MEASURE=exact query 'Ada number 3 lives in' --read 5 --no-server --json"
+        asked = "STRIDE_QUERY_MEASURE=exact query 'Ada number 3 lives in' --read 5 --json"
         found = run_stride(f"{asked} --index {index} --device cpu {flag}")
         assert found.code == 0, found.err
         (answer,) = found.records

@@ -1,0 +1,75 @@
+"""An index before it is built, and after: its plan, and documents added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stride_cli.errors import UsageError
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
+    from stride_cli.corpus.options import PlanOptions
+    from stride_cli.corpus.plan import Plan
+    from stride_cli.corpus.readers import ReadOptions
+
+
+def plan_index(corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions) -> Plan:
+    """Plan the index of a corpus, which is read once, or of `options.chunks`.
+
+    Raises
+    ------
+    UsageError      neither is given, or both
+    """
+    from stride_cli.corpus import plan
+    from stride_cli.corpus.build import survey_corpus
+    from stride_cli.corpus.context import context_length, subsets_bound
+    from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
+    from stride_cli.models.language.language_recipe import was_finetuned
+    from stride_cli.models.language.tokenizer import load_tokenizer
+
+    if corpus and options.chunks is not None:
+        raise UsageError(
+            "--chunks plans without a corpus, and a corpus was given too", fix="give one of the two"
+        )
+    if options.chunks is not None:
+        counts = plan.CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
+        return plan.plan_index(counts, options, most_subsets=MOST_WITH_PROJECTIONS)
+    if not corpus or model is None:
+        raise UsageError(
+            "nothing to plan for: expected a corpus with --model, or --chunks",
+            fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
+        )
+    tokenizer = load_tokenizer(model)
+    size = plan.choose_block_size(options.block_size, context_length(model))
+    counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
+    finetuned = was_finetuned(model)
+    return plan.plan_index(
+        counts,
+        options,
+        finetuned=finetuned,
+        vocabulary=len(tokenizer),
+        most_subsets=subsets_bound(model, finetuned=finetuned),
+    )
+
+
+def append_documents(path: Path, corpus: Sequence[str], model: str | None, reading: ReadOptions) -> Index:
+    """Add a corpus to the index at `path`, tokenized as by its model; what is in it stays as it is."""
+    from index_format.reader import Index
+
+    with progress("opening the index and its tokenizer"):
+        from stride_cli.corpus.build import append_to_index
+        from stride_cli.models.fingerprints import tokenizer_fingerprint
+        from stride_cli.models.language.tokenizer import load_tokenizer
+        from stride_cli.models.loading import path_of_model
+
+        tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
+    return append_to_index(
+        path,
+        corpus,
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        reading=reading,
+    )
