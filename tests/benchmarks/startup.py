@@ -136,9 +136,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         } | about
 
 
-def _compare(
-    commands: dict[str, list[str]], repeats: int, text: str = "", environment: dict[str, str] | None = None
-) -> dict[str, Any]:
+def _compare(commands: dict[str, list[str]], repeats: int, text: str = "") -> dict[str, Any]:
     spent: dict[str, list[float]] = {name: [] for name in commands}
     wall: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(repeats):
@@ -150,7 +148,7 @@ def _compare(
                 stdout=subprocess.DEVNULL,
                 input=text,
                 text=True,
-                env=_environment(environment),
+                env=_environment(None),
             )
             wall[name].append(time.perf_counter() - began)
             spent[name].append(_children() - before)
@@ -194,6 +192,5 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--query-repeats", type=int, default=2)
-    parser.add_argument("--settle", type=float, default=20, help="seconds in which the server reads ahead")
     for record in run(parser.parse_args(arguments)):
         emit(record)

@@ -496,7 +496,7 @@ def test_ranges_are_built_and_merged(here: Path, stride: Callable[..., Result]) 
     assert all(ours[name] == theirs[name] for name in arrays)
     assert stride("index verify merged").code == 0
     lacking = stride("index merge part-1 part-3 --out other")
-    assert lacking.code == 3 and "2/3 is lacking" in lacking.err and "--range 2/3" in lacking.err
+    assert lacking.code == 3 and "2/3 lacking" in lacking.err and "--range 2/3" in lacking.err
     assert stride("index build corpus.jsonl --model model --range 4/3 --out x").code == 2
     empty = stride("index build corpus.jsonl --model model --range 999/1000 --out x")
     assert empty.code == 2 and "no" in empty.err and "fewer parts" in empty.err
