@@ -79,21 +79,21 @@ def shown(width: int, found: Answer | None = None, *, colour: bool = False, **op
     return written.getvalue()
 
 
-def test_chunks_that_were_read_directly_are_counted() -> None:
-    assert "read from" not in shown(100)
-    read = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 9, 0.95))).split())
+def together(width: int, found: Answer | None = None, **options) -> str:
+    return " ".join(shown(width, found, **options).split())
+
+
+def test_where_numbers_come_from_is_told() -> None:
+    assert "not read" not in shown(100)
+    read = together(100, replace(answer(), read=40, recall=Recall(10, 9, 0.95)))
     assert "40 chunks read from their own gradients, others recovered from 300 subsets" in read
     assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
     assert read.count("estimated, not read") == 3  # of four hits: one has no weight at all
-    assert "not read" not in shown(100)
     estimated = replace(answer(), read=40, estimated=True)
-    assert "others estimated from projections, shared pairs of tokens and 300 subsets" in " ".join(
-        shown(100, estimated).split()
-    )
+    assert "from projections, shared pairs of tokens and 300 subsets" in together(100, estimated)
     many = replace(estimated, solution=replace(estimated.solution, n_chunks=300 * 64 + 1))
-    assert "estimated from projections and shared pairs of tokens" in " ".join(shown(100, many).split())
-    none = " ".join(shown(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95))).split())
-    assert "cannot be told" in none
+    assert "estimated from projections and shared pairs of tokens" in together(100, many)
+    assert "cannot be told" in together(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95)))
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
@@ -102,17 +102,16 @@ def test_everything_is_there_and_fits(width: int) -> None:
     assert max(len(line) for line in text.splitlines()) <= width
     for part in ("documents that support this", "documents that oppose this", "history/three"):
         assert part in text
-    together = " ".join(text.split())
-    assert "score: influence, 100 for the strongest shown; recovered from 300 subsets" in together
-    assert "nats" not in together and "1 scored token, probability 0.61" in together
-    assert "R²" not in together  # it is the Lasso's, whose weights are not what is shown
-    in_full = " ".join(shown(width, verbose=True).split())
+    told = together(width)
+    assert "score: influence, 100 for the strongest shown; recovered from 300 subsets" in told
+    assert "nats" not in told and "1 scored token, probability 0.61" in told
+    assert "R²" not in told  # it is the Lasso's, whose weights are not what is shown
+    in_full = together(width, verbose=True)
     assert "of the recovery: λ = 0.03 λ_max, 3 of 50 chunks non-zero" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
-    assert "40% score +100 history/one" in together and "1 indistinguishable chunk" in together
+    assert "40% score +100 history/one" in told and "1 indistinguishable chunk" in told
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
-    if width < 140:
-        assert " ".join(PASSAGE.split()) in together
+    assert width >= 140 or PASSAGE in told
 
 
 @pytest.mark.parametrize(("width", "beside"), [(139, False), (140, True), (160, True)])
@@ -132,14 +131,8 @@ def test_words_shared_with_the_query_are_highlighted(monkeypatch) -> None:
     assert not any(f"\x1b[{code}m" in plain or f";{code}m" in plain for code in range(30, 38))
 
 
-def test_documents_cannot_steer_the_terminal_or_the_markup() -> None:
-    text = shown(100, answer(passage="\x1b[2J[bold]Revolution[/bold] \x07[/nothing]"))
-    assert "\x1b" not in text and "\x07" not in text
-    assert "[bold]Revolution[/bold]" in text and "[/nothing]" in text
-
-
-def test_explained_in_two_sentences() -> None:
-    assert "Look at history/one, which moved the model" in " ".join(shown(160, explained=True).split())
+def test_verbose_explains_in_two_sentences() -> None:
+    assert "Look at history/one, which moved the model" in together(160, verbose=True)
     assert "Look at" not in shown(160) and shown(160).splitlines()[1].startswith("No verdict: ")
 
 
@@ -157,8 +150,6 @@ def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_belo
 
 
 def test_an_answer_without_hits() -> None:
-    from dataclasses import replace
-
     text = shown(60, replace(answer(opposers=False), supporters=[]))
     assert "support this" not in text and "score: influence" in " ".join(text.split())
 
@@ -175,7 +166,7 @@ def test_what_documents_are_called_steers_no_terminal() -> None:
         query=replace(plain.query, prompt=NASTY, response=NASTY),
         passages=dict.fromkeys(plain.passages, NASTY),
     )
-    text = shown(400, found, verbose=True, explained=True)
+    text = shown(400, found, verbose=True)
     assert not set(text) & set("\x1b\x07\x9b\u202e")
     assert f"history/one\\n{HARMLESS}" in text and HARMLESS + HARMLESS in text
 
@@ -186,21 +177,19 @@ def test_tables_notes_and_progress_show_data_as_it_is(
     import sys
 
     from stride_cli import output
-    from stride_cli.commands.index import _show
     from stride_cli.commands.tables import print_table, show_record
 
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(output, "wants_json", lambda flag: flag)
     print_table(NASTY, [NASTY, "n"], [[NASTY, NASTY]])
     show_record({"path": NASTY}, False, title=NASTY)
-    _show({"path": NASTY}, False, title=NASTY)
     output.note(NASTY)
     monkeypatch.delenv("STRIDE_NO_PROGRESS", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with output.progress(NASTY, 2, unit=NASTY) as bar:
         bar.describe(NASTY)
     told = capsys.readouterr()
-    assert told.out.count(HARMLESS) == 4 + 2 + 2 and HARMLESS in told.err
+    assert told.out.count(HARMLESS) == 4 + 2 and HARMLESS in told.err
     assert not set(told.out) & set("\x1b\x07\x9b\u202e")
     assert not set(told.err) & set("\x07\x9b\u202e") and "\x1b]" not in told.err
 
