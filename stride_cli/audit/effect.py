@@ -173,8 +173,8 @@ def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | N
     None where its recipe (or adapter) names none that is there, or one that reads other tokens.
     """
     from stride_cli.models.fingerprints import cuts_alike
+    from stride_cli.models.loading import Opener
     from stride_cli.operators.beginnings import recorded_base
-    from stride_cli.operators.opener import Opener
     from stride_cli.output import progress
 
     path = recorded_base(session.model, tell=lambda text: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,37 @@ def _classifier(path: str | Path, **options: Any) -> AttributableModel:
 
 
 _LOADERS: dict[Kind, Callable[..., AttributableModel]] = {"language": _language, "classifier": _classifier}
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Loads further checkpoints as the model at hand was loaded: on its device, in its precision.
+
+    Attributes
+    ----------
+    device, dtype : as `load_model` takes them
+    table : inputs of a classifier's rows, by number
+    """
+
+    device: str
+    dtype: str
+    table: Any = None
+
+    @classmethod
+    def like(cls, own: AttributableModel) -> Opener:
+        """With device, precision and (classifiers) inputs of a model."""
+        import torch
+
+        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+        return cls(str(own.device), names[own.dtype], getattr(own, "table", None))
+
+    def load(self, path: str) -> AttributableModel:
+        """Load the model at a path; ModelError where that is not possible."""
+        model: Any = load_model(path, device=self.device, dtype=self.dtype)
+        if self.table is not None:
+            model.table = self.table
+        loaded: AttributableModel = model
+        return loaded
 
 
 def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> AttributableModel:

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from stride_cli.data.batches import ChunkReader
+from stride_cli.models.loading import Opener
 from stride_cli.operators.bases import fit_bases
 from stride_cli.operators.corpus_pass import go_over_corpus
 from stride_cli.operators.fisher import drawn_fisher, label_fisher, solve_gates
 from stride_cli.operators.gradient_sums import PassSettings, accumulate
-from stride_cli.operators.opener import Opener
 from stride_cli.operators.operator_space import BasisOptions
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel, keep_spaces, kept_spaces

@@ -72,8 +72,8 @@ class ModelPlace:
         """Open the model, the chunks, and the subsets (n, d) of each; raises as `open_model`."""
         from index_format.reader import Index
         from stride_cli.data.workspace import open_model
+        from stride_cli.models.loading import Opener
         from stride_cli.operators.designs import Designs
-        from stride_cli.operators.opener import Opener
 
         index = Index.open(self.index)
         model = open_model(index, self.model, device=self.device, dtype=self.dtype)

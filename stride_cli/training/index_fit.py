@@ -78,12 +78,8 @@ def fit_index(
 
     with without_collection():  # most of it is importing
         from stride_cli.data.batches import ChunkReader
-        from stride_cli.operators.checkpoints import (
-            find_checkpoints,
-            fit_with_checkpoints,
-            recorded_checkpoint,
-        )
-        from stride_cli.operators.fitting import FitRun
+        from stride_cli.operators.checkpoints import find_checkpoints
+        from stride_cli.operators.fitting import FitRun, fit_models
         from stride_cli.operators.projections import FORM
 
         started = time.perf_counter()
@@ -133,7 +129,7 @@ def fit_index(
     workers = _workers(run, index, models[0], model_path)
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
-        fitted = fit_with_checkpoints(
+        fitted = fit_models(
             writer,
             models,
             chunks,
@@ -145,7 +141,7 @@ def fit_index(
         publishing = time.perf_counter()
         own, *others = (entry["attributes"] for entry in fitted)
         listed = [
-            {**recorded_checkpoint(found, Path(str(index_path))), **entry}
+            {**found.record(Path(str(index_path))), **entry}
             for found, entry in zip(checkpoints, others, strict=True)
         ]
         attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
@@ -169,8 +165,8 @@ def _workers(
     The workers of this machine share its cores; a task of Ray has one.
     """
     from stride_cli.free_memory import available_bytes
+    from stride_cli.models.loading import Opener
     from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
-    from stride_cli.operators.opener import Opener
     from stride_cli.parallel import available_cores, check_engine
 
     check_engine(run.engine)

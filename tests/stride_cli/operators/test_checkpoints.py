@@ -24,11 +24,11 @@ from stride_cli.data.example_queries import register
 from stride_cli.errors import ModelError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
-from stride_cli.operators import checkpoints as module
-from stride_cli.operators import saving
+from stride_cli.models.loading import Opener
+from stride_cli.operators import fitting, saving
+from stride_cli.operators.checkpoints import stored_checkpoints
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.opener import Opener
 from stride_cli.operators.options import FitRunOptions, resolve_settings, train_options
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
@@ -100,7 +100,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
         settings = resolve_settings(
             api.ClosedOptions(**QUICK, residuals="final", normalize=0.0), model, index
         )
-        alone = module.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
+        alone = fitting.fit_operators(model, ChunkReader(index), np.asarray(design.columns), 40, settings)
         stored = Operators.from_index(index, number)
         for ours, theirs in zip(stored.gates, alone.gates, strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -248,8 +248,8 @@ def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
             raise KeyboardInterrupt
         return before(model, *given, **named)
 
-    before = module.fit_operators
-    monkeypatch.setattr(module, "fit_operators", fit_operators)
+    before = fitting.fit_operators
+    monkeypatch.setattr(fitting, "fit_operators", fit_operators)
     with pytest.raises(KeyboardInterrupt):
         api.train(bare, options)
     assert not Index.open(bare).has("operators")
@@ -347,7 +347,7 @@ def test_operators_that_share_a_design_are_refused(run_folder: Path, monkeypatch
         del entry["design_seed"]
     monkeypatch.setattr(Index, "group_attributes", lambda self, name: attributes)
     with pytest.raises(IndexMismatch, match="earlier version") as refused:
-        module.stored_checkpoints(index)
+        stored_checkpoints(index)
     assert "--checkpoints" in refused.value.fix
 
 
