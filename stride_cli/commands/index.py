@@ -212,12 +212,9 @@ def plan(
 
     How long fitting its operators takes: stride train --dry-run, once it is built.
     """
-    from dataclasses import asdict
-
     from stride_cli.training.index_changes import plan_index
 
-    made = plan_index(corpus or (), model, options, reading)
-    show_record({"schema": "stride.index_plan/1", **asdict(made)}, json, title="plan")
+    show_record(plan_index(corpus or (), model, options, reading), json, title="plan")
 
 
 @app.command(

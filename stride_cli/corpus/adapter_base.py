@@ -1,4 +1,4 @@
-"""Which model a LoRA adapter that PEFT saved is put on; nothing of either is loaded."""
+"""Find the base model of a LoRA adapter that PEFT saved; nothing of either is loaded."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def names_hub(given: str) -> bool:
-    """Whether a string can be a model of the hub, and no path."""
+    """Tell whether a string can be a model of the hub, and no path."""
     looks_local = given.startswith((".", "/", "~")) or given.endswith(".gguf")
     return not looks_local and _HUB_ID.fullmatch(given) is not None
 
 
 def is_adapter(path_or_id: str | Path) -> bool:
-    """Whether a path is that of an adapter without its base model."""
+    """Tell whether a path is that of an adapter without its base model."""
     path = Path(path_or_id).expanduser()
     return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
 
 
 @contextmanager
 def based_on(adapter: str, base: str | None) -> Iterator[None]:
-    """Within, and in processes that are started: the adapter at this path is put on this base model.
+    """Put the adapter at a path on a base model, within and in processes that are started.
 
     Afterwards it is remembered, for where the adapter names a base that is not on this machine. None: the
     base that it names.
@@ -61,7 +61,7 @@ def _place(adapter: Path) -> str:
 
 
 def adapter_config(given: str, path: Path) -> dict[str, Any]:
-    """How the adapter at `path`, called `given` for people, is configured; ModelError where it is damaged."""
+    """Read the configuration of the adapter at `path`; ModelError, naming `given`, where it is damaged."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -74,7 +74,7 @@ def adapter_config(given: str, path: Path) -> dict[str, Any]:
 
 
 def base_name(adapter: Path) -> tuple[str | None, bool]:
-    """Path or hub id of an adapter's base model, None where none is there; and whether the user has given it.
+    """Find the path or hub id of an adapter's base model, or None; and whether the user has given it.
 
     The one that was given with it; the one that it names, there or beside the adapter; the one that it was
     last given with.

@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says of its sizes; no weights are loaded."""
+"""Read the sizes of a checkpoint from its configuration; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ _DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size",
 
 
 def context_length(path_or_id: str | Path) -> int | None:
-    """The longest sequence, in tokens, that a checkpoint has positions for; None when it does not say.
+    """Return the longest sequence, in tokens, that a checkpoint has positions for; None when unknown.
 
-    Parameters
-    ----------
-    path_or_id : str or Path
-        A directory with config.json, a .gguf file or a directory with one, or a hub id.
+    Args:
+        path_or_id: A directory with config.json, a .gguf file or a directory with one, or a hub id.
 
-    Raises
-    ------
-    ModelError
-        The configuration cannot be read.
+    Raises:
+        ModelError: The configuration cannot be read.
     """
     return _first(read_configuration(path_or_id), _NAMES)
 
 
 def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int:
-    """How many subsets an index for that checkpoint has at most, where none are asked for: fewer for a
-    fine-tuned one that is large. Raises as `context_length`."""
+    """Return the most subsets of an index for a checkpoint, where none are asked for.
+
+    A large fine-tuned one has fewer. Raises as `context_length`.
+    """
     # an adapter's layers have no more directions than its rank
     if is_adapter(path_or_id) or not finetuned:
         return MOST_WITH_PROJECTIONS
@@ -46,20 +44,14 @@ def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int:
     return min(MOST_WITH_PROJECTIONS, most_subsets(depth, width))
 
 
-def vocabulary_size(path_or_id: str | Path) -> int | None:
-    """How many tokens a checkpoint's logits are of; None when it does not say. Raises as `context_length`."""
-    size = getattr(read_configuration(path_or_id), "vocab_size", None)
-    return size if isinstance(size, int) and size > 0 else None
-
-
 def _first(config: Any, names: Sequence[str]) -> int | None:
-    """The first of these that a configuration has, as a positive number."""
+    """Return the first of these that a configuration has as a positive number."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def read_configuration(path_or_id: str | Path) -> Any:
-    """What a checkpoint's language model is configured as; raises as `context_length`."""
+    """Read the configuration of a checkpoint's language model; raises as `context_length`."""
     if is_adapter(path_or_id):
         path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id
     path = Path(path_or_id).expanduser()

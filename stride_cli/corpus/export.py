@@ -1,4 +1,4 @@
-"""What an index holds, as records for other programs: `stride index export`."""
+"""Records of an index for other programs: `stride index export`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = 1 << 14  # chunks whose documents and subsets are looked up together
 
 
 def document_records(index: Index) -> Iterator[IndexDocumentRecord]:
-    """One record a document: its id, its chunks [first, after), its text where the index holds texts."""
+    """Yield one record a document: its id, its chunks [first, after), its text where the index has it."""
     for number in range(index.n_documents):
         chunks = index.document_chunks(number)
         yield {
@@ -28,7 +28,7 @@ def document_records(index: Index) -> Iterator[IndexDocumentRecord]:
 
 
 def chunk_records(index: Index) -> Iterator[IndexChunkRecord]:
-    """One record a chunk: its document, its tokens, from which of them on losses count, and its d subsets."""
+    """Yield one record a chunk: its document, tokens, scored tokens and d subsets."""
     columns, starts = index.array("design/columns"), index.array("corpus/loss_start")
     offsets = index.array("corpus/chunk_offsets")
     mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None

@@ -1,4 +1,4 @@
-"""How many gates the default operators have, for K subsets, and the bytes that they and projections take.
+"""Choose the gates of the default operators for K subsets, and the bytes of projections.
 
 Arithmetic alone: the plan of an index needs it before there is a model.
 """
@@ -12,14 +12,14 @@ from stride_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class GateRange:
-    """What is allowed of a space: p at least and at most, and in between K × p."""
+    """The gates p that a space may have: at least, at most, and in between so many over all K subsets."""
 
     least: int
     most: int
     of_all_subsets: int
 
     def gates(self, n_subsets: int) -> int:
-        """p for K subsets."""
+        """Choose p for K subsets."""
         return min(max(self.of_all_subsets // max(1, n_subsets), self.least), self.most)
 
 
@@ -51,13 +51,13 @@ _SHARED, _ALL_SHARED = 64, 1 << 23
 
 
 def inside_gates(allowed: GateRange, n_subsets: int) -> int:
-    """p of the space inside the blocks, for K subsets."""
+    """Choose p of the space inside the blocks, for K subsets."""
     wanted = allowed.gates(n_subsets)
     return max(1, min(wanted, _MOST_GATES // max(1, n_subsets) // 2))
 
 
 def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = False) -> int:
-    """p of each of `count` logit spaces, for K subsets, beside `others` gates of other spaces.
+    """Choose p of each of `count` logit spaces, for K subsets, beside `others` gates of other spaces.
 
     A whitened space counts by its gates. Where the others are of all weights inside the blocks, the head's
     many rare tokens would drown them: instructions, 2¹⁹ gates inside and 2¹⁸ instead of 2¹⁵ of each logit
@@ -70,21 +70,26 @@ def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = 
 
 
 def pair_gates(n_subsets: int) -> int:
-    """The most pairs of tokens that have a gate of their own, for K subsets."""
+    """Choose the most pairs of tokens that have a gate of their own, for K subsets."""
     return _PAIR_GATES.gates(n_subsets)
 
 
 def most_subsets(n_layers: int, width: int) -> int:
-    """How many subsets a fine-tuned model may have by default: as many as leave its operators all the gates
-    that its linear layers can have, 8 L d² or so, or 2²². Directions say more than subsets, where chunks have
-    projections."""
+    """Choose the most subsets of a fine-tuned model by default.
+
+    They leave its operators all the gates that its linear layers can have, about 8 L d², or 2²². Directions
+    tell more than subsets, where chunks have projections.
+    """
     wanted = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
     return max(_FEWEST_SUBSETS, LINEAR_GATES.of_all_subsets // wanted)
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
-    """p of the default operators of a language model, about: a small model's bases may not fill it. Of an
-    unknown number of tokens (0), as of many."""
+    """Estimate p of the default operators of a language model; a small model's bases may not fill it.
+
+    Args:
+        n_tokens: Of the corpus; 0: unknown, and as if many.
+    """
     inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
     pairs = pair_gates(n_subsets)
     if n_tokens:
@@ -93,9 +98,10 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
 
 
 def default_projection(n_chunks: int, n_gates: int) -> int:
-    """Bytes that are kept of a chunk unless told otherwise: a power of 2, up to 262,144 of few chunks, such
-    that those of all take no more than a gigabyte, which a query scans, or 512. Beyond 32,768 no more than
-    a sign for every two of the p gates: to turn more takes as long as it helps.
+    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 262,144.
+
+    Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is no more than a
+    sign for every two of the p gates: to turn more takes as long as it helps.
 
     By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients
     (`tests/benchmarks/results/estimated.jsonl`); of 480 chunks and 3.2 million gates 32,768 bytes have .685
@@ -106,12 +112,12 @@ def default_projection(n_chunks: int, n_gates: int) -> int:
 
 
 def _power(value: int) -> int:
-    """The largest power of 2 up to that, or 1."""
+    """Return the largest power of 2 up to a value, or 1."""
     return 1 << max(1, value).bit_length() - 1
 
 
 def check_projection(size: int | None) -> None:
-    """Refuse bytes a chunk that projections cannot have (UsageError)."""
+    """UsageError for bytes a chunk that projections cannot have."""
     if size is not None and (not 0 <= size <= MOST_PROJECTED or size % 8):
         raise UsageError(
             f"--project is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})",
@@ -120,15 +126,15 @@ def check_projection(size: int | None) -> None:
 
 
 def projection_bytes(n_chunks: int, size: int) -> int:
-    """What projections of so many bytes a chunk take on disk: these, and a scale."""
+    """Return the bytes on disk of projections of `size` bytes a chunk, and a scale each."""
     return n_chunks * (size + 4) if size else 0
 
 
 def projected_bytes(n_chunks: int, size: int) -> int:
-    """The same with what chunks have in common by them, at most."""
+    """Return `projection_bytes` with the directions that chunks share, at most."""
     return projection_bytes(n_chunks, size) + (4 * n_chunks + 8) * shared_directions(n_chunks) * bool(size)
 
 
 def shared_directions(n_chunks: int) -> int:
-    """How many directions that chunks have in common are kept, at most; see `operators.redundancy`."""
+    """Choose how many directions that chunks share are kept, at most; see `operators.redundancy`."""
     return min(_SHARED, max(1, _ALL_SHARED // max(1, n_chunks)), n_chunks)

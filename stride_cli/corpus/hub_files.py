@@ -1,7 +1,7 @@
 """Corpora that are datasets: of the Hugging Face hub, or folders of Arrow and Parquet files on disk.
 
-The hub's client finds and fetches files, `datasets` says which are of a split; what is in them is read here,
-as files on disk are, so that damage, bombs and bad rows are found and named in the same way.
+The hub's client fetches files, and `datasets` says which belong to a split. They are read here as files on
+disk are, so that a bad row is named by file and row.
 """
 
 from __future__ import annotations
@@ -15,30 +15,18 @@ from typing import Any
 from stride_cli.errors import CorpusError, first_line, require_extra
 from stride_cli.hub import HubAddress, hub_api, hub_errors, is_hub_address, split_and_config
 
-_READ = (
-    ".parquet",
-    ".pq",
-    ".arrow",
-    ".jsonl",
-    ".ndjson",
-    ".json",
-    ".jsonl.gz",
-    ".jsonl.zst",
-    ".json.gz",
-    ".json.zst",
-)
-_TABLES = (".parquet", ".arrow")
+_READ = re.compile(r".*\.(parquet|pq|arrow|(jsonl|ndjson|json)(\.gz|\.zst)?)", re.IGNORECASE)
 _COMMIT = re.compile("[0-9a-f]{40}")
+_SAVE_AGAIN = "save it again with save_to_disk; a copy may have been cut off"
 
 
 def pinned(given: str) -> str:
-    """A dataset of the hub at the commit that its revision is now; other sources as they are.
+    """Pin a dataset of the hub to the commit that its revision is now; other sources stay as they are.
 
-    So that an index records what it was built from, and the files of one build are of one commit.
+    So an index records what it was built from, and the files of one build are of one commit.
 
-    Raises
-    ------
-    CorpusError, UsageError, MissingExtraError
+    Raises:
+        CorpusError, UsageError, MissingExtraError
     """
     if not is_hub_address(given):
         return given
@@ -52,17 +40,15 @@ def pinned(given: str) -> str:
 
 
 def fetch_files(given: str) -> list[tuple[str, Path]]:
-    """The files of a dataset of the hub that are read, each with what it is called; fetched where they are
-    not here yet (the hub's cache keeps them).
+    """Fetch the files of a dataset of the hub into the hub's cache; return each with its name in errors.
 
-    Of a path the file, or all files below it that can be read; without one the files of a split, as
+    Of a path: the file, or all files below it that can be read. Without one: the files of a split, as
     `datasets` finds them: ``?split=`` (default: train, or the only one), ``?config=``.
 
-    Raises
-    ------
-    CorpusError     there is no such dataset, file or split, or the hub cannot be reached
-    UsageError      no address of a dataset
-    MissingExtraError
+    Raises:
+        CorpusError: There is no such dataset, file or split, or the hub cannot be reached.
+        UsageError: No address of a dataset.
+        MissingExtraError
     """
     address = HubAddress.parse(pinned(given))
     with hub_errors(address, CorpusError):
@@ -86,7 +72,7 @@ def _below(address: HubAddress) -> list[str]:
     files = sorted(api.list_repo_files(address.repository, repo_type="dataset", revision=address.revision))
     if address.path in files:
         return [address.path]
-    below = [name for name in files if name.startswith(f"{address.path}/") and name.lower().endswith(_READ)]
+    below = [name for name in files if name.startswith(f"{address.path}/") and _READ.fullmatch(name)]
     if not below:
         shown = ", ".join(files[:5]) + (", …" if len(files) > 5 else "")
         raise CorpusError(
@@ -97,7 +83,7 @@ def _below(address: HubAddress) -> list[str]:
 
 
 def _of_split(address: HubAddress) -> list[str]:
-    """The files of a split, as `datasets` finds them by names and the dataset's card; no code of it runs."""
+    """List the files of a split, which `datasets` finds by names and the card; no code of it runs."""
     try:
         import datasets
     except ImportError:
@@ -113,12 +99,12 @@ def _of_split(address: HubAddress) -> list[str]:
         ) from error
     files: dict[str, Any] = {str(split): found for split, found in (builder.config.data_files or {}).items()}
     start = f"hf://datasets/{address.repository}@{address.revision}/"
-    names = [str(name) for name in files[_chosen(list(files), address.split, str(address))]]
-    return [name.removeprefix(start) for name in names]
+    names = files[_chosen(list(files), address.split, str(address))]
+    return [str(name).removeprefix(start) for name in names]
 
 
 def _chosen(splits: list[str], wanted: str, where: str) -> str:
-    """The split to read: the one asked for, the only one, or "train"."""
+    """Choose the split to read: the one asked for, the only one, or "train"."""
     if wanted in splits:
         return wanted
     if not wanted and (len(splits) == 1 or "train" in splits):
@@ -131,22 +117,22 @@ def _chosen(splits: list[str], wanted: str, where: str) -> str:
 
 
 def find_folder(given: str) -> list[Path] | None:
-    """The files of a folder that `datasets` saved, or of one of Parquet or Arrow files; None for any other.
+    """List the files of a folder that `datasets` saved, or of one of tables; None for anything else.
 
     ``FOLDER?split=NAME`` chooses one of a `DatasetDict`; default: train, or the only one.
 
-    Raises
-    ------
-    CorpusError     it is damaged, or the split is not there
+    Raises:
+        CorpusError: It is damaged, or the split is not there.
     """
     folder, wanted = Path(given), ""
-    if not _is_folder(given):
+    if not _is_folder(folder):
         name, _, query = given.rpartition("?")
-        if not query.startswith("split=") or not _is_folder(name):
+        folder = Path(name)
+        if not query.startswith("split=") or not _is_folder(folder):
             return None
-        folder, wanted = Path(name), split_and_config(query, given).get("split", "")
+        wanted = split_and_config(query, given).get("split", "")
     if (folder / "dataset_dict.json").is_file():
-        splits = _read_json(folder / "dataset_dict.json", "splits", str)
+        splits = _read_list(folder / "dataset_dict.json", "splits", str)
         folder = folder / _chosen(splits, wanted, given)
     elif wanted:
         raise CorpusError(
@@ -154,30 +140,26 @@ def find_folder(given: str) -> list[Path] | None:
         )
     if (folder / "state.json").is_file():
         return _saved(folder)
-    for suffix in _TABLES:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() == suffix and path.is_file())
-        if files:
-            return files
-    return None
+    tables = [sorted(path for path in folder.glob(f"*{suffix}")) for suffix in (".parquet", ".arrow")]
+    return tables[0] or tables[1] or None
 
 
-def _is_folder(name: str) -> bool:
+def _is_folder(path: Path) -> bool:
     try:
-        return Path(name).is_dir()
+        return path.is_dir()
     except (OSError, ValueError):  # a name that is too long, or has a NUL
         return False
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The files of a dataset saved by `save_to_disk`, in its order."""
+    """List the files of a dataset saved by `save_to_disk`, in its order."""
     state = folder / "state.json"
-    found = _read_json(state, "_data_files", dict)
+    names = [entry.get("filename") for entry in _read_list(state, "_data_files", dict)]
     if json.loads(state.read_bytes()).get("_indices_data_files"):
         raise CorpusError(
             f"{folder}: expected a dataset whose rows are in order, found one of selected rows",
             fix="write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
         )
-    names = [entry.get("filename") for entry in found]
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise CorpusError(
@@ -186,11 +168,8 @@ def _saved(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-_SAVE_AGAIN = "save it again with save_to_disk; a copy may have been cut off"
-
-
-def _read_json(file: Path, key: str, kind: type) -> list[Any]:
-    """The list under a key of a small file of JSON."""
+def _read_list(file: Path, key: str, kind: type) -> list[Any]:
+    """Read the list under a key of a small file of JSON."""
     try:
         found = json.loads(file.read_bytes())[key]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

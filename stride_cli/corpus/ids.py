@@ -31,17 +31,13 @@ class SeenIds:
 
     The first 20,000 are in memory. More are in a SQLite table in a file without a name, some 40 bytes each.
 
-    Parameters
-    ----------
-    known : iterable of str
-        Ids taken from the start.
-    directory : Path, optional
-        Where that file is made; default: the system's temporary directory.
+    Args:
+        known: Ids taken from the start.
+        directory: Where that file is made; default: the system's temporary directory.
 
-    Raises
-    ------
-    StorageFull      there is no space for the file
-    OSError          it cannot be made in that directory
+    Raises:
+        StorageFull: There is no space for the file.
+        OSError: It cannot be made in that directory.
     """
 
     def __init__(self, known: Iterable[str] = (), directory: Path | None = None) -> None:
@@ -54,7 +50,7 @@ class SeenIds:
             self._place(name, _KNOWN)
 
     def take(self, name: str, source: str, line: int) -> str | None:
-        """None when the id is new and now taken; else where it was first seen."""
+        """Take an id; return None where it was free, else where it was first seen."""
         number = self._number.get(source)
         if number is None:
             number = self._number[source] = len(self._names)
@@ -66,7 +62,7 @@ class SeenIds:
         return source_name if first == _KNOWN else f"{source_name}:{first & (1 << 40) - 1}"
 
     def _place(self, name: str, place: int) -> int | None:
-        """Enter an id; None when it was new, else the place that it was entered with."""
+        """Enter an id; return None where it was new, else the place that it was entered with."""
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         if self._table is None and len(self._few) < _FEW:
             first = self._few.get(digest)
@@ -85,7 +81,7 @@ class SeenIds:
         return int(found)
 
     def _open(self) -> sqlite3.Connection:
-        """The table, with the ids that were in memory."""
+        """Make the table, with the ids that were in memory."""
         with storage(self._directory, 0), tempfile.NamedTemporaryFile(dir=self._directory) as file:
             # one thread may open what another reads
             table = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""What building and planning an index can be told; light to import."""
+"""Options of building and planning an index; light to import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
 
 @dataclass(frozen=True)
 class DesignOptions(Options):
-    """How a corpus is cut into chunks, and the subsets over them; None = chosen to fit corpus and model.
+    """Chunks of a corpus, and the subsets over them; None: chosen to fit corpus and model.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class DesignOptions(Options):
 
 @dataclass(frozen=True)
 class BuildOptions(DesignOptions):
-    """What `stride index build` can be told; beside chunks and design:
+    """Options of `stride index build` besides chunks and design.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class BuildOptions(DesignOptions):
 
 @dataclass(frozen=True)
 class PlanOptions(DesignOptions):
-    """What `stride index plan` can be told; beside chunks and design:
+    """Options of `stride index plan` besides chunks and design.
 
     Attributes
     ----------

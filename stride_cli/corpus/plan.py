@@ -1,4 +1,4 @@
-"""What an index will be, before it is made: subsets and degree, bytes, coverage, collisions."""
+"""Choose the subsets of an index, and plan it by formula: bytes, memory, coverage, collisions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fractions import Fraction
 from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projected_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
+from stride_cli.schema.index_records import IndexPlanRecord
 
 DEFAULT_DEGREE = 10  # tab:stride_hparams
 _ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
@@ -34,80 +35,18 @@ class CorpusCounts:
     needs_mask: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An index before it is made.
-
-    Attributes
-    ----------
-    n_documents, n_chunks, n_tokens : int
-        None for documents and tokens where only the number of chunks was given.
-    n_subsets, degree : int
-        K and d.
-    chunks_per_subset : float
-        n d / K, the mean size of a subset.
-    coverage_closed, coverage_sgd : float
-        Share of the chunks that fitting sees: all with the closed form; with the published recipe (8 subsets
-        x 2 examples x 10,000 steps) what is expected of that many draws.
-    expected_neighbours : float
-        Other chunks that share at least d - 1 of a chunk's d subsets, expected: recovery can hardly tell them
-        from it.
-    expected_overlapping : float
-        Other chunks that share d / 3 or more, expected: pairs for which the paper's expander bound fails.
-    gate_dimension, gate_bytes : int
-        p, and what K p numbers of each model take on disk: 4 bytes each, or about 1 where they are many.
-    projection_bytes : int
-        What the projections of all models, and what chunks have in common by them, take on disk, at most; 0
-        without.
-    pass_bytes : int
-        What the fit's passes keep beside these: a byte a chunk that was seen, and, of a fine-tuned model, a
-        byte a token, which the model before its training says.
-    bytes : dict of str to int
-        Bytes on disk of each array.
-    total_bytes : int
-        Their sum, without gates, projections and what passes keep.
-    build_memory_bytes, fit_memory_bytes, query_memory_bytes : int
-        What the build holds at most (beside the tokenizer); K p numbers of 4 bytes, which fitting in closed
-        form holds (beside the model and a batch, about 2 GB at most; one model after the other); what stays
-        in the page cache for fast queries.
-    """
-
-    n_documents: int | None
-    n_chunks: int
-    n_tokens: int | None
-    n_subsets: int
-    degree: int
-    chunks_per_subset: float
-    coverage_closed: float
-    coverage_sgd: float
-    expected_neighbours: float
-    expected_overlapping: float
-    gate_dimension: int
-    gate_bytes: int
-    projection_bytes: int
-    pass_bytes: int
-    bytes: dict[str, int]
-    total_bytes: int
-    build_memory_bytes: int
-    fit_memory_bytes: int
-    query_memory_bytes: int
-
-
 def choose_design(
     n_chunks: int, design: DesignOptions = DesignOptions(), most: int | None = None
 ) -> tuple[int, int]:
-    """K and d for n chunks: what is given, defaults for what is None.
+    """Choose K and d for n chunks: what is given, defaults for what is None.
 
     Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
     `DEFAULT_GATE_BYTES` of gates allow; of a language model at most `most` (`context.subsets_bound`).
     Default d: 10, at most K / 2 (a chunk in all subsets cannot be told from another).
 
-    Raises
-    ------
-    CorpusError
-        No chunk; fewer chunks than the subsets asked for.
-    UsageError
-        A degree of more than K / 2.
+    Raises:
+        CorpusError: No chunk; fewer chunks than the subsets asked for.
+        UsageError: A degree of more than K / 2.
     """
     n_subsets, degree = design.n_subsets, design.degree
     if n_chunks < 1:
@@ -132,7 +71,7 @@ def choose_design(
 
 
 def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
-    """The same with no more subsets, and no higher degree, than n chunks can have."""
+    """Lower K and d, where they were asked for, to what n chunks can have."""
     n_subsets = None if design.n_subsets is None else max(1, min(design.n_subsets, n_chunks))
     half = max(1, (n_chunks if n_subsets is None else n_subsets) // 2)
     degree = None if design.degree is None else max(1, min(design.degree, half))
@@ -140,7 +79,7 @@ def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
 
 
 def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSION) -> int:
-    """The number of subsets K for n chunks where the user gives none."""
+    """Choose the number of subsets K for n chunks where the user gives none."""
     if n_chunks <= _ALL_UP_TO:
         return n_chunks
     affordable = DEFAULT_GATE_BYTES // (4 * gate_dimension)
@@ -148,7 +87,7 @@ def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSI
 
 
 def expected_neighbours(n_chunks: int, n_subsets: int, degree: int, shared: int | None = None) -> float:
-    """How many other chunks are expected to share at least `shared` (default d - 1) of a chunk's d subsets.
+    """Count the other chunks expected to share `shared` (default d - 1) or more of a chunk's d subsets.
 
     The number that two columns share is hypergeometric: P(s) = C(d, s) C(K - d, d - s) / C(K, d).
     """
@@ -161,7 +100,7 @@ def expected_neighbours(n_chunks: int, n_subsets: int, degree: int, shared: int 
 
 
 def expected_overlapping(n_chunks: int, n_subsets: int, degree: int) -> float:
-    """How many other chunks are expected to share d / 3 or more of a chunk's d subsets.
+    """Count the other chunks that are expected to share d / 3 or more of a chunk's d subsets.
 
     The paper's guarantee asks for none (left-degree-d expander, fewer than d / 3 shared for every pair).
     """
@@ -169,7 +108,7 @@ def expected_overlapping(n_chunks: int, n_subsets: int, degree: int) -> float:
 
 
 def sgd_coverage(n_chunks: int, draws: int = SGD_DRAWS) -> float:
-    """Share of n chunks that `draws` uniform draws are expected to touch: 1 - (1 - 1/n)^draws."""
+    """Return the share of n chunks that `draws` uniform draws are expected to touch: 1 - (1 - 1/n)^draws."""
     return 1.0 if n_chunks == 1 else -math.expm1(draws * math.log1p(-1 / n_chunks))
 
 
@@ -180,21 +119,15 @@ def plan_index(
     finetuned: bool = False,
     vocabulary: int = 1 << 16,
     most_subsets: int | None = None,
-) -> Plan:
-    """What an index of that corpus will be.
+) -> IndexPlanRecord:
+    """Plan the index of a corpus; `IndexPlanRecord` describes every number.
 
-    Parameters
-    ----------
-    counts : CorpusCounts
-        Zero documents or tokens: not known, and left out of the bytes.
-    options : PlanOptions
-        Design (`choose_design`, which also names the errors), operators and projections.
-    finetuned : bool
-        Whether the model is a fine-tuned one, whose default operators are larger.
-    vocabulary : int
-        Decides whether a token takes 2 bytes or 4.
-    most_subsets : int, optional
-        As `choose_design` has it.
+    Args:
+        counts: Zero documents or tokens are unknown, and left out of the bytes.
+        options: Design (`choose_design`, which also names the errors), operators and projections.
+        finetuned: Whether the model is a fine-tuned one, whose default operators are larger.
+        vocabulary: Decides whether a token takes 2 bytes or 4.
+        most_subsets: As for `choose_design`.
     """
     n = counts.chunks
     k, d = choose_design(n, options, most_subsets)
@@ -220,37 +153,36 @@ def plan_index(
     size = default_projection(n, p) if options.project is None else options.project
     projected = projected_bytes(n, size)
     models = 1 + options.checkpoints
-    return Plan(
-        n_documents=counts.documents or None,
-        n_chunks=n,
-        n_tokens=counts.tokens or None,
-        n_subsets=k,
-        degree=d,
-        chunks_per_subset=n * d / k,
-        coverage_closed=1.0,
-        coverage_sgd=sgd_coverage(n),
-        expected_neighbours=expected_neighbours(n, k, d),
-        expected_overlapping=expected_overlapping(n, k, d),
-        gate_dimension=p,
-        gate_bytes=one_model * models,
-        projection_bytes=projected * models,
+    return {
+        "schema": "stride.index_plan/1",
+        "n_documents": counts.documents or None,
+        "n_chunks": n,
+        "n_tokens": counts.tokens or None,
+        "n_subsets": k,
+        "degree": d,
+        "chunks_per_subset": n * d / k,
+        "coverage_closed": 1.0,
+        "coverage_sgd": sgd_coverage(n),
+        "expected_neighbours": expected_neighbours(n, k, d),
+        "expected_overlapping": expected_overlapping(n, k, d),
+        "gate_dimension": p,
+        "gate_bytes": one_model * models,
+        "projection_bytes": projected * models,
         # the byte a token is of the index's own model: with checkpoints beside it, tokens count as at the end
-        pass_bytes=n * models + (counts.tokens if finetuned and models == 1 else 0),
-        bytes={name: size for name, size in sizes.items() if size},
-        total_bytes=sum(sizes.values()),
-        build_memory_bytes=_BUILD_BYTES,
-        fit_memory_bytes=fit_bytes,
-        query_memory_bytes=(sizes["design/columns"] + one_model + projected) * models,
-    )
+        "pass_bytes": n * models + (counts.tokens if finetuned and models == 1 else 0),
+        "bytes": {name: size for name, size in sizes.items() if size},
+        "total_bytes": sum(sizes.values()),
+        "build_memory_bytes": _BUILD_BYTES,
+        "fit_memory_bytes": fit_bytes,
+        "query_memory_bytes": (sizes["design/columns"] + one_model + projected) * models,
+    }
 
 
 def choose_block_size(requested: int | None, context: int | None) -> int:
-    """Tokens of a block: what is asked for, else 512 or the model's context where that is shorter.
+    """Choose the tokens of a block: what is asked for, else 512 or the model's context where that is shorter.
 
-    Raises
-    ------
-    UsageError
-        More than the context.
+    Raises:
+        UsageError: More than the context.
     """
     if requested is None:
         return min(DEFAULT_BLOCK_SIZE, context or DEFAULT_BLOCK_SIZE)

@@ -107,4 +107,4 @@ def _stored_bytes(index: Index, gate_size: int, projected: int) -> int:
             n_subsets=index.n_subsets, degree=index.degree, gate_dimension=gate_size, project=projected
         ),
     )
-    return plan.gate_bytes + plan.projection_bytes + plan.pass_bytes
+    return plan["gate_bytes"] + plan["projection_bytes"] + plan["pass_bytes"]

@@ -12,11 +12,13 @@ from stride_cli.output import progress
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.corpus.options import PlanOptions
-    from stride_cli.corpus.plan import Plan
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.schema.index_records import IndexPlanRecord
 
 
-def plan_index(corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions) -> Plan:
+def plan_index(
+    corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions
+) -> IndexPlanRecord:
     """Plan the index of a corpus, which is read once, or of `options.chunks`.
 
     Raises

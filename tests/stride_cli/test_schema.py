@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from stride_cli.corpus.plan import Plan
 from stride_cli.schema import RECORDS, json_schema
 from stride_cli.schema.derivation import described, name_of, object_schema
 
@@ -68,10 +66,3 @@ def test_a_schema_is_what_the_types_say() -> None:
         "told": {"type": "object", "description": "anything"},
         "value": {"type": ["string", "number", "boolean", "null"], "description": "one of these"},
     }
-
-
-def test_a_plan_is_written_whole() -> None:
-    """Its record is the dataclasses, key by key."""
-    keys = {each.name for each in fields(Plan)} | {"schema"}
-    properties = json_schema("stride.index_plan/1")["properties"]
-    assert set(properties) == keys

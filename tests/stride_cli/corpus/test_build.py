@@ -501,8 +501,12 @@ def test_a_plan_says_what_the_build_makes(
     plan = plan_index(counts, PlanOptions(degree=3), vocabulary=len(tokenizer))
     index = small_index([source], tokenizer, tmp_path / "x")
     found = {name: index.array(name).nbytes for group in ("corpus", "design") for name in index.names(group)}
-    assert plan.bytes == found
-    assert (plan.n_chunks, plan.n_subsets, plan.degree) == (index.n_chunks, index.n_subsets, index.degree)
+    assert plan["bytes"] == found
+    assert (plan["n_chunks"], plan["n_subsets"], plan["degree"]) == (
+        index.n_chunks,
+        index.n_subsets,
+        index.degree,
+    )
 
 
 @pytest.mark.slow

@@ -132,6 +132,6 @@ def test_the_pass_is_part_of_what_a_plan_counts(tuned: Path) -> None:
     index = Index.open(tuned / "run.stride")
     fit(tuned / "run.stride")
     kept = Index.open(tuned / "run.stride")
-    planned = plan_index(CorpusCounts(0, index.n_chunks, index.n_tokens), finetuned=True).pass_bytes
+    planned = plan_index(CorpusCounts(0, index.n_chunks, index.n_tokens), finetuned=True)["pass_bytes"]
     assert planned == kept.shape(BEFORE)[0] + kept.shape("operators/seen")[0]
     shutil.rmtree(tuned / "run.stride" / "operators")
