@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from index_format.errors import IndexFormatError
 from stride_cli.attribution.scale import fit_scale
-from stride_cli.errors import StrideError, first_line
+from stride_cli.errors import UsageError
 from stride_cli.prove.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.research.evaluation import metrics
-from stride_cli.research.evaluation.breakdown import (
-    mean_over_queries,
-    partial_spearman,
-    query_groups,
-)
 from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES
-from stride_cli.research.evaluation.scoring import Run
-from stride_cli.research.training.truth import seeds_in_words
+from stride_cli.research.evaluation.scoring import Run, failure
+from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.training.truth import seeds_in_words
 
 if TYPE_CHECKING:
     from stride_cli.research.evaluation.records import (
         ComparisonRecord,
         DistributionRecord,
-        EstimateRecord,
+        GroupMean,
         GroupRecord,
         LdsRecord,
         PartialRecord,
@@ -37,11 +32,12 @@ if TYPE_CHECKING:
     )
 
 KINDS = ("spearman", "pearson", "kendall")
+_MOST_GROUPS = 12
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What methods are compared on: R subsets of one size, retrained from S seeds, and Q queries.
+    """R subsets of one size, retrained from S seeds, and Q queries: what methods are compared on.
 
     Attributes
     ----------
@@ -62,12 +58,12 @@ class Ground:
 
     @property
     def seeds(self) -> str:
-        """In words."""
+        """The seeds in words."""
         return seeds_in_words(self.n_seeds, self.own_seed)
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader of any number found on this ground should know, a clause each."""
+        """What a reader of any number on this ground should know, a clause each."""
         enough = metrics.ENOUGH_SUBSETS
         if self.n_subsets >= enough:
             return []
@@ -95,14 +91,12 @@ class Ground:
         seed: int = 0,
         own_seed: bool = False,
     ) -> Ground:
-        """From losses and margins (R, S, Q) of one α.
+        """Build it from losses and margins (R, S, Q) of one α.
 
         Raises
         ------
         UsageError      fewer than three subsets, or margins are asked for and there are none
         """
-        from stride_cli.errors import UsageError
-
         if response not in RESPONSES:
             raise UsageError(f"unknown response '{response}'", fix="use loss or margin")
         if response == "margin" and margins is None:
@@ -157,7 +151,7 @@ class Entry:
 
     @property
     def seconds(self) -> float | None:
-        """Fit and all queries."""
+        """Seconds of fit and all queries."""
         return self.run.fit_seconds + self.run.score_seconds if self.run else None
 
 
@@ -169,7 +163,7 @@ def compare_methods(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Iterator[Entry]:
-    """The methods one after the other, each as soon as it is done; a failure does not stop the rest.
+    """Compare the methods one after the other; a failure does not stop the rest.
 
     Parameters
     ----------
@@ -179,7 +173,7 @@ def compare_methods(
 
     Yields
     ------
-    Entry
+    Entry, each as soon as it is done
     """
     judge = _Judge(ground, draws=draws, seed=seed)
     reference: Run | None = None
@@ -188,11 +182,8 @@ def compare_methods(
             found = run(spec)
             fair = _fair(found, ground)
             correlations = metrics.correlate(found.predicted[:, fair], ground.measured[:, fair])
-        except (StrideError, IndexFormatError) as error:
-            yield Entry(spec, error=error.message, fix=error.fix)
-            continue
-        except Exception as error:  # a method's library may raise anything
-            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+        except Exception as error:
+            yield Entry(spec, *failure(error))
             continue
         if position == 0:
             reference = found
@@ -215,7 +206,7 @@ class _Judge:
         self._drawn: dict[tuple[int, str, bytes], tuple[Run, Draws]] = {}
 
     def draw(self, kind: str, run: Run, fair: np.ndarray) -> Draws:
-        """On the subsets `fair`, (R,) bool; the same draws for every run on the same subsets."""
+        """Resample on the subsets `fair`, (R,) bool; the draws are the same for every run."""
         predicted, measured = run.predicted[:, fair], self._ground.measured[:, fair]
         subsets = fair.tobytes()
         key = (id(run), kind, subsets)
@@ -228,35 +219,36 @@ class _Judge:
         return self._drawn[key][1]
 
     def difference(self, run: Run, reference: Run) -> Estimate | None:
-        """Spearman of a run minus the reference's, on the subsets that neither was fitted on.
+        """Subtract the reference's Spearman from a run's, on the subsets that neither was fitted on.
 
         None where these are fewer than three.
         """
         fair = _fair(run, self._ground) & _fair(reference, self._ground)
         if fair.sum() < metrics.FEWEST_SUBSETS:
             return None
-        drawn = [self.draw("spearman", each, fair) for each in (run, reference)]
-        return drawn[0].minus(drawn[1]).estimate()
+        own, other = (self.draw("spearman", each, fair) for each in (run, reference))
+        return own.minus(other).estimate()
 
 
 def _fair(run: Run, ground: Ground) -> np.ndarray:
-    """The subsets that a run was not fitted on, (R,) bool."""
+    """Mark the subsets that a run was not fitted on, (R,) bool."""
     return np.ones(ground.n_subsets, bool) if run.held_out is None else run.held_out
 
 
 def describe_methods(specs: Sequence[str], run: Callable[[str], Run]) -> Iterator[Entry]:
-    """The distribution of each method's scores, as soon as it is there; a failure does not stop the rest."""
+    """Describe the distribution of each method's scores; a failure does not stop the rest."""
     for spec in specs:
         try:
             yield Entry(spec, run=run(spec))
-        except (StrideError, IndexFormatError) as error:
-            yield Entry(spec, error=error.message, fix=error.fix)
         except Exception as error:
-            yield Entry(spec, error=f"{type(error).__name__}: {first_line(error)}")
+            yield Entry(spec, *failure(error))
+
+
+# -------------------------------------------------------------------------------------------------- records
 
 
 def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> DistributionRecord:
-    """An entry as the record ``stride.distribution/1``; every number is null where the method failed."""
+    """Make ``stride.distribution/1`` of an entry; every number is null where the method failed."""
     found = entry.distribution
     numbers = found.to_record() if found else dict.fromkeys(FIELDS)
     record: DistributionRecord = {
@@ -264,13 +256,7 @@ def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> Distribu
         "method": entry.method,
         "chunks": n_chunks,
         "queries": n_queries,
-        "sparsity": numbers["sparsity"],
-        "gini": numbers["gini"],
-        "top10_coverage": numbers["top10_coverage"],
-        "active_mean": numbers["active_mean"],
-        "active_p50": numbers["active_p50"],
-        "active_p90": numbers["active_p90"],
-        "empty_queries": numbers["empty_queries"],
+        **numbers,  # type: ignore[typeddict-item]
         "curve": found.curve() if found else [],
     }
     if entry.error is not None:
@@ -279,15 +265,15 @@ def distribution_record(entry: Entry, n_chunks: int, n_queries: int) -> Distribu
 
 
 def lds_record(entry: Entry, ground: Ground) -> LdsRecord:
-    """An entry as the record ``stride.lds/1``; every number is null where the method failed."""
-    record: LdsRecord = {"schema": "stride.lds/1", **_scored(entry, ground)}
-    return record
+    """Make ``stride.lds/1`` of an entry; every number is null where the method failed."""
+    return {"schema": "stride.lds/1", **_scored(entry, ground)}
 
 
 def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
-    """What the records of `lds` and `compare` have in common."""
-    estimates, run, correlations = entry.estimates, entry.run, entry.correlations
-    spearman = estimates["spearman"] if estimates else None
+    """Make the part that the records of `lds` and `compare` share."""
+    estimates, run, correlations = entry.estimates or {}, entry.run, entry.correlations
+    spearman = estimates.get("spearman")
+    joint = {kind: estimates[kind].joint if kind in estimates else None for kind in KINDS}
     record: ScoredRecord = {
         "method": entry.method,
         "response": ground.response,
@@ -296,9 +282,9 @@ def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
         "seeds": ground.n_seeds,
         "own_seed": ground.own_seed,
         "queries": ground.n_queries,
-        "spearman": _interval(spearman.joint if spearman else None),
-        "pearson": _interval(estimates["pearson"].joint if estimates else None),
-        "kendall": _interval(estimates["kendall"].joint if estimates else None),
+        "spearman": estimate_record(joint["spearman"]),
+        "pearson": estimate_record(joint["pearson"]),
+        "kendall": estimate_record(joint["kendall"]),
         "over_queries": _spread(spearman.queries if spearman else None),
         "over_subsets": _spread(spearman.subsets if spearman else None),
         "constant_queries": int(correlations.constant.sum()) if correlations is not None else None,
@@ -322,36 +308,30 @@ def comparison_record(
     names: Sequence[str] = (),
     given: Entry | None = None,
 ) -> ComparisonRecord:
-    """An entry as the record ``stride.comparison/1``.
+    """Make ``stride.comparison/1`` of an entry.
 
     Parameters
     ----------
-    names : of the queries; groups of them (`breakdown.query_groups`) are reported apart
+    names : of the queries; groups of them (`query_groups`) are reported apart
     given : the entry of a method whose part in the correlation is taken out
     """
     run = entry.run
     groups: list[GroupRecord] = []
     partial: PartialRecord = {"given": None, **mean_over_queries(np.zeros(0)), "groups": []}
     if run is not None and entry.correlations is not None:
-        found = query_groups(names)
-        groups = [
-            {"group": group, **mean_over_queries(entry.correlations.spearman[rows])}
-            for group, rows in found.items()
-        ]
+        apart = query_groups(names)
+        groups = _grouped(entry.correlations.spearman, apart)
         if given is not None and given.run is not None and given is not entry:
             fair = _fair(run, ground) & _fair(given.run, ground)
-            left = partial_spearman(
+            left = metrics.partial_spearman(
                 run.predicted[:, fair], ground.measured[:, fair], given.run.predicted[:, fair]
             )
-            apart: list[GroupRecord] = [
-                {"group": group, **mean_over_queries(left[rows])} for group, rows in found.items()
-            ]
-            partial = {"given": given.method, **mean_over_queries(left), "groups": apart}
+            partial = {"given": given.method, **mean_over_queries(left), "groups": _grouped(left, apart)}
     return {
         "schema": "stride.comparison/1",
         **_scored(entry, ground),
         "reference": reference,
-        "difference": _interval(entry.difference.joint if entry.difference else None),
+        "difference": estimate_record(entry.difference.joint if entry.difference else None),
         "slope": _slope(entry, ground),
         "groups": groups,
         "partial": partial,
@@ -360,7 +340,34 @@ def comparison_record(
     }
 
 
+def query_groups(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Group queries by the part of their name before the first ``/``: group → (q,) int64.
+
+    Empty where names have no such part, or there is only one group, or more than a dozen.
+    """
+    if not all("/" in name for name in names):
+        return {}
+    prefixes = np.array([name.partition("/")[0] for name in names])
+    found = {str(prefix): np.flatnonzero(prefixes == prefix) for prefix in dict.fromkeys(prefixes.tolist())}
+    return found if 1 < len(found) <= _MOST_GROUPS else {}
+
+
+def mean_over_queries(values: np.ndarray) -> GroupMean:
+    """Average a correlation per query, (q,); the error is over queries only."""
+    n = len(values)
+    return {
+        "queries": n,
+        "mean": float(np.mean(values)) if n else None,
+        "se": float(np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else None,
+    }
+
+
+def _grouped(values: np.ndarray, groups: dict[str, np.ndarray]) -> list[GroupRecord]:
+    return [{"group": group, **mean_over_queries(values[rows])} for group, rows in groups.items()]
+
+
 def _slope(entry: Entry, ground: Ground) -> SlopeRecord:
+    """Regress measured on predicted responses of all queries, each query's mean taken off."""
     nothing: SlopeRecord = {"value": None, "se": None, "correlation": None}
     if entry.run is None:
         return nothing
@@ -376,14 +383,6 @@ def _slope(entry: Entry, ground: Ground) -> SlopeRecord:
     return {"value": found.slope, "se": error, "correlation": found.correlation}
 
 
-def _interval(found: Interval | None) -> EstimateRecord:
-    record: EstimateRecord = {"mean": found.mean if found else None, **_spread(found)}
-    return record
-
-
 def _spread(found: Interval | None) -> SpreadRecord:
-    return {
-        "se": found.se if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-    }
+    record = estimate_record(found)
+    return {"se": record["se"], "low": record["low"], "high": record["high"]}

@@ -1,4 +1,4 @@
-"""How influence is spread over the chunks: sparsity, Gini, coverage, active sets, concentration curves."""
+"""Spread of influence over the chunks: sparsity, Gini, coverage, active sets, concentration curves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 33
 FIELDS = (
-    "sparsity",
-    "gini",
-    "top10_coverage",
-    "active_mean",
-    "active_p50",
-    "active_p90",
-    "empty_queries",
-)
+    "sparsity", "gini", "top10_coverage", "active_mean", "active_p50", "active_p90", "empty_queries",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Distribution:
     n_chunks: int
 
     def to_record(self) -> dict[str, Any]:
-        """Means over queries, and |A| by mean, p50, p90."""
+        """Average over queries, by `FIELDS`."""
         values = (
             float(self.zeros.mean()),
             _mean(self.gini),
@@ -61,7 +55,7 @@ class Distribution:
         return dict(zip(FIELDS, values, strict=True))
 
     def curve(self) -> list[CurvePoint]:
-        """The concentration curve as records of share and mass."""
+        """List the concentration curve as points of share and mass."""
         pairs = zip(self.curve_share.tolist(), self.curve_mass.tolist(), strict=True)
         return [{"share": share, "mass": mass} for share, mass in pairs]
 
@@ -96,27 +90,24 @@ class DistributionCounter:
             self._counts = np.unique(np.round(grid).astype(np.int64))
         part = (zero_share(block), gini(block), top_coverage(block), active_set(block))
         check_invariants(*part, active_bound=self._bound)
-        self._parts.append((*part, self._curve(block)))
+        size = -np.sort(-np.abs(block).astype(np.float64), axis=1)
+        held = np.cumsum(size, axis=1)
+        none = np.zeros((len(block), len(self._counts)))
+        curve = np.divide(held[:, self._counts - 1], held[:, -1:], out=none, where=held[:, -1:] > 0)
+        self._parts.append((*part, curve))
 
     def result(self) -> Distribution:
         zeros, ginis, coverage, active, curves = (
             np.concatenate(part) for part in zip(*self._parts, strict=True)
         )
-        told = ~np.isnan(ginis)
-        mass = curves[told].mean(axis=0) if told.any() else np.zeros(len(self._counts))
+        some = ~np.isnan(ginis)
+        mass = curves[some].mean(axis=0) if some.any() else np.zeros(len(self._counts))
         share = self._counts / self._n_chunks
         return Distribution(zeros, ginis, coverage, active, share, mass, self._n_chunks)
 
-    def _curve(self, block: np.ndarray) -> np.ndarray:
-        size = -np.sort(-np.abs(block).astype(np.float64), axis=1)
-        held = np.cumsum(size, axis=1)
-        total = held[:, -1:]
-        none = np.zeros((len(block), len(self._counts)))
-        return np.divide(held[:, self._counts - 1], total, out=none, where=total > 0)
-
 
 def describe(blocks: Iterable[np.ndarray], *, active_bound: int | None = None) -> Distribution:
-    """`Distribution` of scores that come in blocks of queries."""
+    """Describe scores that come in blocks of queries."""
     counter = DistributionCounter(active_bound=active_bound)
     for block in blocks:
         counter.add(block)
@@ -131,20 +122,20 @@ def check_invariants(
     *,
     active_bound: int | None = None,
 ) -> None:
-    """Relations that hold for any scores whatever.
+    """Check relations that hold for any scores.
 
     Raises
     ------
     NumericalError      Gini below the share of zeros or not in [0, 1), coverage not in [0, 1], or an active
                         set larger than the method's bound
     """
-    told = ~np.isnan(ginis)
+    some = ~np.isnan(ginis)
     slack = 1e-9
-    if (ginis[told] < zeros[told] - slack).any():
+    if (ginis[some] < zeros[some] - slack).any():
         raise NumericalError("a Gini coefficient is below the share of zero scores")
-    if (ginis[told] < -slack).any() or (ginis[told] >= 1 + slack).any():
+    if (ginis[some] < -slack).any() or (ginis[some] >= 1 + slack).any():
         raise NumericalError("a Gini coefficient is not between 0 and 1")
-    if (coverage[told] < 0).any() or (coverage[told] > 1 + slack).any():
+    if (coverage[some] < 0).any() or (coverage[some] > 1 + slack).any():
         raise NumericalError("the coverage of the top 10 % is not between 0 and 1")
     if active_bound is not None and (active > active_bound).any():
         raise NumericalError(
@@ -154,5 +145,5 @@ def check_invariants(
 
 
 def _mean(values: np.ndarray) -> float | None:
-    told = values[~np.isnan(values)]
-    return float(told.mean()) if len(told) else None
+    some = values[~np.isnan(values)]
+    return float(some.mean()) if len(some) else None

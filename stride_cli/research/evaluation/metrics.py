@@ -6,7 +6,6 @@ Scores are positive where a chunk supports a query; the truth they are compared 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ _SPLITS = 64
 
 @dataclass(frozen=True)
 class Correlations:
-    """How well predicted and measured responses of R subsets agree, query by query.
+    """Agreement of predicted and measured responses over R subsets, query by query.
 
     Attributes
     ----------
@@ -43,7 +42,7 @@ class Correlations:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What repeated trainings of the same subsets say about the best possible LDS.
+    """The best possible LDS, from repeated trainings of the same subsets.
 
     Attributes
     ----------
@@ -58,7 +57,7 @@ class Ceiling:
 
 
 def measured_response(losses: np.ndarray, margins: np.ndarray | None = None) -> np.ndarray:
-    """What the retrained models say, mean over seeds, in the sign of scores.
+    """Average the responses of retrained models over seeds, in the sign of scores.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ def measured_response(losses: np.ndarray, margins: np.ndarray | None = None) -> 
 
 
 def predicted_response(scores: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Σ of the scores of each subset's members (as:additive).
+    """Sum the scores of each subset's members (as:additive).
 
     Parameters
     ----------
@@ -113,7 +112,7 @@ def predicted_response(scores: np.ndarray, masks: np.ndarray) -> np.ndarray:
 def lds(
     scores: np.ndarray, masks: np.ndarray, losses: np.ndarray, margins: np.ndarray | None = None
 ) -> Correlations:
-    """Linear datamodeling score (app:metrics): predicted against measured responses of held-out subsets.
+    """Compute the linear datamodeling score (app:metrics) on held-out subsets.
 
     Parameters
     ----------
@@ -129,7 +128,7 @@ def lds(
 
 
 def correlate(predicted: np.ndarray, measured: np.ndarray) -> Correlations:
-    """Spearman's ρ, Pearson's r and Kendall's τ of each row over the subsets.
+    """Compute Spearman's ρ, Pearson's r and Kendall's τ of each row over the subsets.
 
     Ties have their mid-rank in ρ. τ is the paper's (n_c − n_d) / (R (R − 1) / 2), Kendall's τ_a: a pair that
     is tied on either side counts as neither, and stays in the denominator.
@@ -154,13 +153,13 @@ def correlate(predicted: np.ndarray, measured: np.ndarray) -> Correlations:
 
 
 def row_pearson(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Pearson correlation of each row, (Q,) float64; 0 where a row is constant."""
+    """Correlate each row by Pearson's r, (Q,) float64; 0 where a row is constant."""
     left, right = (_unit_rows(np.asarray(side, np.float64)) for side in (left, right))
     return np.clip((left * right).sum(axis=1), -1, 1)
 
 
 def _unit_rows(values: np.ndarray) -> np.ndarray:
-    """Rows centred and of length 1; constant rows become zero."""
+    """Centre the rows and scale them to length 1; constant rows become zero."""
     # by the range, not the norm: the mean of equal numbers is not always that number in floating point
     spread = np.ptp(values, axis=1, keepdims=True)
     varied = spread > 0
@@ -176,8 +175,27 @@ def _kendall(left: np.ndarray, right: np.ndarray) -> float:
     return float(agreement.sum() / (size * (size - 1)))
 
 
+def partial_spearman(predicted: np.ndarray, measured: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Correlate the ranks of prediction and measurement with a third variable's part removed from both.
+
+        (r_pm − r_pg r_mg) / √((1 − r_pg²) (1 − r_mg²)),     r: Spearman's correlation over the subsets
+
+    Parameters
+    ----------
+    predicted, measured, given : (Q, R)
+
+    Returns
+    -------
+    ndarray (Q,) float64; 0 where either side is a function of the third's ranks
+    """
+    p, m, g = (mid_ranks(side) for side in (predicted, measured, given))
+    r_pm, r_pg, r_mg = row_pearson(p, m), row_pearson(p, g), row_pearson(m, g)
+    scale = np.sqrt(np.clip(1 - r_pg**2, 0, None) * np.clip(1 - r_mg**2, 0, None))
+    return np.where(scale > 1e-6, (r_pm - r_pg * r_mg) / np.where(scale > 1e-6, scale, 1), 0.0)
+
+
 def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
-    """The best LDS that the truth's own noise leaves possible, from split halves of its seeds.
+    """Estimate the best LDS that the truth's noise allows, from split halves of its seeds.
 
     Two halves of the S seeds are correlated over the subsets (Spearman, mean over queries, mean over random
     splits), stepped up to S seeds by Spearman–Brown, ``k r / (1 + (k − 1) r)`` with k = S / ⌊S/2⌋, and the
@@ -247,49 +265,20 @@ def active_set(scores: np.ndarray) -> np.ndarray:
 
 
 def descending_mid_ranks(scores: np.ndarray) -> np.ndarray:
-    """Ranks from 1 = highest along the last axis, float64; ties share their mid-rank."""
+    """Rank from 1 = highest along the last axis, float64; ties share their mid-rank."""
     return mid_ranks(-np.asarray(scores, np.float64))
 
 
 def mid_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 = lowest along the last axis, float64; ties share their mid-rank."""
+    """Rank from 1 = lowest along the last axis, float64; ties share their mid-rank."""
     from scipy.stats import rankdata  # takes half a second to import
 
     ranks: np.ndarray = rankdata(values, axis=-1)
     return ranks
 
 
-def recall_at(scores: np.ndarray, relevant: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Share of each query's relevant items whose mid-rank is at most k.
-
-    A block of ties is in the top k only where its middle is: zeros that all tie are never evidence.
-
-    Parameters
-    ----------
-    scores : (Q, n)
-    relevant : Q arrays of item numbers; NaN for a query without any
-    k : int, 1 ≤ k ≤ n
-
-    Returns
-    -------
-    (Q,) float64
-    """
-    if not 1 <= k <= scores.shape[1]:
-        raise UsageError(
-            f"k is {k}, and there are {scores.shape[1]} items to rank", fix=f"use 1 to {scores.shape[1]}"
-        )
-    return np.array(
-        [
-            float(np.mean(descending_mid_ranks(row)[np.asarray(items, np.int64)] <= k))
-            if len(items)
-            else np.nan
-            for row, items in zip(scores, relevant, strict=True)
-        ]
-    )
-
-
 def unigram_f1(prediction: str, reference: str) -> float:
-    """F1 of the words of two strings, lowercased, split at white space, counted (app:selection_metrics).
+    """Compute F1 of the words of two strings, lowercased, split at white space (app:selection_metrics).
 
     0 where either has no word, 1 where neither has.
     """

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
 from stride_cli.schema.derivation import described
 
+if TYPE_CHECKING:
+    from stride_cli.prove.resampling import Interval
+
+Number = float | None
 MethodSpec = Annotated[str, "the method with its options, as given"]
+QueryId = Annotated[str, "the query's id"]
+Queries = Annotated[int, "queries"]
 Failure = Annotated[str, "why the method failed"]
+Seeds = Annotated[int, "trainings of every set"]
 
 
 class SpreadRecord(TypedDict):
-    """How sure a mean is."""
+    """Uncertainty of a mean."""
 
-    se: Annotated[float | None, "bootstrap standard error"]
-    low: Annotated[float | None, "2.5 % of the bootstrap"]
-    high: Annotated[float | None, "97.5 % of the bootstrap"]
+    se: Annotated[Number, "bootstrap standard error"]
+    low: Annotated[Number, "2.5 % of the bootstrap"]
+    high: Annotated[Number, "97.5 % of the bootstrap"]
 
 
 class EstimateRecord(SpreadRecord):
     """A mean with its uncertainty."""
 
-    mean: Annotated[float | None, ""]
+    mean: Annotated[Number, ""]
 
 
-def _all(what: str) -> dict[str, str]:
-    return {"mean": f"{what}; mean over groups and seeds"}
+def estimate_record(found: Interval | None) -> EstimateRecord:
+    """Convert an interval; all null without one."""
+    if found is None:
+        return {"mean": None, "se": None, "low": None, "high": None}
+    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}
 
 
 def _mean(what: str) -> dict[str, str]:
@@ -36,9 +46,12 @@ def _over(what: str) -> dict[str, str]:
     return {key: f"{text}, over {what} only" for key, text in described(SpreadRecord).items()}
 
 
+# -------------------------------------------------------------------------------- agreement with retraining
+
+
 class MethodSeconds(TypedDict):
-    fit: Annotated[float | None, "seconds before the first query"]
-    query: Annotated[float | None, "seconds a query"]
+    fit: Annotated[Number, "seconds before the first query"]
+    query: Annotated[Number, "seconds a query"]
 
 
 class ScoredRecord(TypedDict):
@@ -49,7 +62,7 @@ class ScoredRecord(TypedDict):
     subsets: Annotated[int, "retrained subsets it is judged on: not those that it was fitted on"]
     seeds: Annotated[int, "trainings of each subset"]
     own_seed: Annotated[bool, "from the model's own initial weights and order, instead of others"]
-    queries: Annotated[int, "queries"]
+    queries: Queries
     spearman: Annotated[
         EstimateRecord,
         _mean("LDS: rank correlation over subsets, mean over queries, −1 … 1; both are resampled"),
@@ -59,14 +72,11 @@ class ScoredRecord(TypedDict):
     over_queries: Annotated[SpreadRecord, _over("queries")]
     over_subsets: Annotated[SpreadRecord, _over("subsets")]
     constant_queries: Annotated[
-        float | None,
-        "queries whose scores predict the same for every subset; they count as 0",
+        Number, "queries whose scores predict the same for every subset; they count as 0"
     ]
-    ceiling: Annotated[
-        float | None, "the highest LDS that the noise between seeds allows; null with one seed"
-    ]
+    ceiling: Annotated[Number, "the highest LDS that the noise between seeds allows; null with one seed"]
     seconds: MethodSeconds
-    bytes_per_chunk: Annotated[float | None, "what the method keeps for later queries, bytes a chunk"]
+    bytes_per_chunk: Annotated[Number, "what the method keeps for later queries, bytes a chunk"]
 
 
 class LdsRecord(ScoredRecord):
@@ -74,9 +84,9 @@ class LdsRecord(ScoredRecord):
 
 
 class GroupMean(TypedDict):
-    queries: Annotated[int, "queries"]
-    mean: Annotated[float | None, "mean over them"]
-    se: Annotated[float | None, "standard error over queries"]
+    queries: Queries
+    mean: Annotated[Number, "mean over them"]
+    se: Annotated[Number, "standard error over queries"]
 
 
 class GroupRecord(GroupMean):
@@ -90,12 +100,12 @@ class PartialRecord(GroupMean):
 
 class SlopeRecord(TypedDict):
     value: Annotated[
-        float | None,
+        Number,
         "measured on predicted responses of subsets, each query's mean taken off, all queries together: 1 "
         "where scores are changes of the response in its own unit",
     ]
-    se: Annotated[float | None, "its standard error, by leaving out one query at a time"]
-    correlation: Annotated[float | None, "of the two, likewise"]
+    se: Annotated[Number, "its standard error, by leaving out one query at a time"]
+    correlation: Annotated[Number, "of the two, likewise"]
 
 
 class ComparisonRecord(ScoredRecord):
@@ -107,8 +117,8 @@ class ComparisonRecord(ScoredRecord):
     slope: SlopeRecord
     groups: list[GroupRecord]
     partial: PartialRecord
-    peak_memory: Annotated[float | None, "growth of resident memory over fit and queries, bytes, at its peak"]
-    peak_device_memory: Annotated[float | None, "the same on the GPU; null without one"]
+    peak_memory: Annotated[Number, "growth of resident memory over fit and queries, bytes, at its peak"]
+    peak_device_memory: Annotated[Number, "the same on the GPU; null without one"]
 
 
 class CurvePoint(TypedDict):
@@ -121,18 +131,35 @@ class DistributionRecord(TypedDict):
     method: MethodSpec
     error: NotRequired[Failure]
     chunks: Annotated[int, "n"]
-    queries: Annotated[int, "queries"]
+    queries: Queries
     sparsity: Annotated[
-        float | None,
-        "share of scores that are exactly zero, mean over queries; null where the method failed",
+        Number, "share of scores that are exactly zero, mean over queries; null where the method failed"
     ]
-    gini: Annotated[float | None, "Gini coefficient of |scores|, mean over queries that have any"]
-    top10_coverage: Annotated[float | None, "part of Σ|score| that the top 10 % of the chunks hold, mean"]
-    active_mean: Annotated[float | None, "scores that are not zero, mean over queries"]
-    active_p50: Annotated[float | None, "their median"]
-    active_p90: Annotated[float | None, "their 90th percentile"]
-    empty_queries: Annotated[float | None, "queries whose scores are all zero"]
+    gini: Annotated[Number, "Gini coefficient of |scores|, mean over queries that have any"]
+    top10_coverage: Annotated[Number, "part of Σ|score| that the top 10 % of the chunks hold, mean"]
+    active_mean: Annotated[Number, "scores that are not zero, mean over queries"]
+    active_p50: Annotated[Number, "their median"]
+    active_p90: Annotated[Number, "their 90th percentile"]
+    empty_queries: Annotated[Number, "queries whose scores are all zero"]
     curve: list[CurvePoint]
+
+
+class LooRecord(TypedDict):
+    schema: Literal["stride.loo/1"]
+    method: MethodSpec
+    spearman: Annotated[
+        EstimateRecord, _mean("rank correlation over left-out chunks, mean over queries; both are resampled")
+    ]
+    pearson: Annotated[EstimateRecord, _mean("the same with Pearson's correlation")]
+    kendall: Annotated[EstimateRecord, _mean("the same with Kendall's τ_a")]
+    chunks: Annotated[int, "chunks left out one by one"]
+    seeds: Annotated[int, "trainings without each"]
+    queries: Queries
+    constant_queries: Annotated[int, "queries whose sampled scores are all the same; they count as 0"]
+    ceiling: Annotated[Number, "the highest correlation that the noise between seeds allows; null with one"]
+
+
+# ------------------------------------------------------------------------------------------- interventions
 
 
 class TailPatchRecord(TypedDict):
@@ -145,7 +172,7 @@ class TailPatchRecord(TypedDict):
     attributed: Annotated[EstimateRecord, _mean("Δ log p of a query by one step on its top k")]
     random: Annotated[EstimateRecord, _mean("Δ log p by one step on k random chunks")]
     helped: Annotated[float, "share of the queries with a lift above zero"]
-    queries: Annotated[int, "queries"]
+    queries: Queries
     draws: Annotated[int, "random batches"]
     lr: Annotated[float, "learning rate of the step"]
 
@@ -164,19 +191,23 @@ class RemovalRecord(TypedDict):
         EstimateRecord, _mean("fall of the probability (label's; exp(−loss) for text) without the top k")
     ]
     probability_random: Annotated[EstimateRecord, _mean("fall without k random chunks")]
-    queries: Annotated[int, "queries"]
-    seeds: Annotated[int, "trainings of every set"]
+    queries: Queries
+    seeds: Seeds
     draws: Annotated[int, "random removals"]
 
 
 class SeededRecord(TypedDict):
     """A mean over groups and seeds, with both kinds of uncertainty."""
 
-    mean: Annotated[float | None, ""]
-    se: Annotated[float | None, "standard error over groups; null with one"]
-    low: Annotated[float | None, "Student's t over groups, 95 %"]
-    high: Annotated[float | None, "Student's t over groups, 95 %"]
-    seed_se: Annotated[float | None, "standard error over seeds of the mean over groups; null with one"]
+    mean: Annotated[Number, ""]
+    se: Annotated[Number, "standard error over groups; null with one"]
+    low: Annotated[Number, "Student's t over groups, 95 %"]
+    high: Annotated[Number, "Student's t over groups, 95 %"]
+    seed_se: Annotated[Number, "standard error over seeds of the mean over groups; null with one"]
+
+
+def _all(what: str) -> dict[str, str]:
+    return {"mean": f"{what}; mean over groups and seeds"}
 
 
 class RemovedGroup(TypedDict):
@@ -185,16 +216,16 @@ class RemovedGroup(TypedDict):
     k: Annotated[int, "documents removed"]
     causes_removed: Annotated[int | None, "how many of them are causes; null of random ones"]
     causes_score: Annotated[
-        float | None, "the causes' scores for the group, added up; units differ by method; null without one"
+        Number, "the causes' scores for the group, added up; units differ by method; null without one"
     ]
-    odds_before: Annotated[float | None, "mean log-odds with all documents, nats; null without instead"]
-    odds: Annotated[float | None, "their fall"]
-    loss_before: Annotated[float | None, "mean loss with all documents, nats a token"]
-    loss: Annotated[float | None, "its rise"]
+    odds_before: Annotated[Number, "mean log-odds with all documents, nats; null without instead"]
+    odds: Annotated[Number, "their fall"]
+    loss_before: Annotated[Number, "mean loss with all documents, nats a token"]
+    loss: Annotated[Number, "its rise"]
     shown_before: Annotated[
-        float | None, "share of the queries whose response's token is the likelier; null without instead"
+        Number, "share of the queries whose response's token is the likelier; null without instead"
     ]
-    shown: Annotated[float | None, "that share after the removal"]
+    shown: Annotated[Number, "that share after the removal"]
 
 
 class GroupRemovalRecord(TypedDict):
@@ -221,26 +252,12 @@ class GroupRemovalRecord(TypedDict):
     ]
     groups: list[RemovedGroup]
     documents: Annotated[int, "of the corpus"]
-    queries: Annotated[int, "queries"]
-    seeds: Annotated[int, "trainings of every set"]
+    queries: Queries
+    seeds: Seeds
     draws: Annotated[int, "random removals"]
 
 
-class LooRecord(TypedDict):
-    schema: Literal["stride.loo/1"]
-    method: MethodSpec
-    spearman: Annotated[
-        EstimateRecord, _mean("rank correlation over left-out chunks, mean over queries; both are resampled")
-    ]
-    pearson: Annotated[EstimateRecord, _mean("the same with Pearson's correlation")]
-    kendall: Annotated[EstimateRecord, _mean("the same with Kendall's τ_a")]
-    chunks: Annotated[int, "chunks left out one by one"]
-    seeds: Annotated[int, "trainings without each"]
-    queries: Annotated[int, "queries"]
-    constant_queries: Annotated[int, "queries whose sampled scores are all the same; they count as 0"]
-    ceiling: Annotated[
-        float | None, "the highest correlation that the noise between seeds allows; null with one"
-    ]
+# -------------------------------------------------------------------------------------------- known causes
 
 
 class CauseRank(TypedDict):
@@ -253,20 +270,23 @@ class RecallValue(TypedDict):
     value: Annotated[float, "share of the causes among them; expected over the orders of tied documents"]
 
 
-class CauseRanksRecord(TypedDict):
-    schema: Literal["stride.cause_ranks/1"]
-    query: Annotated[str, "the query's id"]
-    method: MethodSpec
-    causes: list[CauseRank]
-    documents: Annotated[int, "documents that are ranked"]
+class FoundCauses(TypedDict):
     recall: list[RecallValue]
     reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
     average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
-    seconds: Annotated[float | None, "of this query, the fit left out; null: read from a file of scores"]
+
+
+class CauseRanksRecord(FoundCauses):
+    schema: Literal["stride.cause_ranks/1"]
+    query: QueryId
+    method: MethodSpec
+    causes: list[CauseRank]
+    documents: Annotated[int, "documents that are ranked"]
+    seconds: Annotated[Number, "of this query, the fit left out; null: read from a file of scores"]
 
 
 class CauseMeasureRecord(SpreadRecord):
-    mean: Annotated[float | None, "mean over the queries that count; null where the method failed"]
+    mean: Annotated[Number, "mean over the queries that count; null where the method failed"]
     best_other: Annotated[str | None, "of the other methods the one with the highest mean"]
     difference: Annotated[
         EstimateRecord, _mean("this method's minus the best other's, query by query; null without another")
@@ -277,11 +297,8 @@ class RecallRecord(CauseMeasureRecord):
     k: Annotated[int, "first documents of the ranking"]
 
 
-class PooledRecord(TypedDict):
+class PooledRecord(FoundCauses):
     groups: Annotated[int, "sets of causes, each shared by queries whose scores are added up"]
-    recall: list[RecallValue]
-    reciprocal_rank: Annotated[float, "1 / rank of the first cause; expected, as recall is"]
-    average_precision: Annotated[float, "area under precision over recall; expected, as recall is"]
 
 
 class CausesRecord(TypedDict):
@@ -306,12 +323,15 @@ class CausesRecord(TypedDict):
 
 class KnownRecord(TypedDict):
     schema: Literal["stride.known/1"]
-    query: Annotated[str, "the query's id"]
+    query: QueryId
     answer: Annotated[str, "the model's greedy continuation of the prompt"]
     right: Annotated[bool, "whether it is the response, or begins with it; case and white space aside"]
     base_answer: Annotated[str | None, "the base model's; null without --base"]
     base_right: Annotated[bool | None, "whether that one is right; null without --base"]
     counts: Annotated[bool, "whether the query counts: the model is right, and the base model is not"]
+
+
+# ------------------------------------------------------------------------------------------------ baselines
 
 
 class MethodRecord(TypedDict):
@@ -329,6 +349,6 @@ class RankedDocument(TypedDict):
 
 class RankingRecord(TypedDict):
     schema: Literal["stride.ranking/1"]
-    query: Annotated[str, "the query's id"]
+    query: QueryId
     method: MethodSpec
     hits: list[RankedDocument]

@@ -1,4 +1,4 @@
-"""One method, run: blocks of scores pass through, sums over subsets and a few numbers remain."""
+"""Run one method: blocks of scores pass through, sums over subsets and a few numbers remain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.errors import NumericalError, QueryError, UsageError
+from index_format.errors import IndexFormatError
+from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError, first_line
 from stride_cli.research.evaluation.distribution import Distribution, DistributionCounter
 from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.ranking import document_scores
@@ -51,6 +52,22 @@ class Run:
     held_out: np.ndarray | None = None
 
 
+def failure(error: Exception) -> tuple[str, str | None]:
+    """Give the message and the remedy of an exception; a method's library may raise anything."""
+    if isinstance(error, StrideError | IndexFormatError):
+        return error.message, error.fix
+    return f"{type(error).__name__}: {first_line(error)}", None
+
+
+def fitted_method(workspace: Workspace, spec: str) -> Method:
+    """Open a method and fit it."""
+    from stride_cli.research.methods.registry import open_method
+
+    method = open_method(spec)
+    method.fit(workspace)
+    return method
+
+
 def run_method(
     workspace: Workspace,
     spec: str,
@@ -74,13 +91,10 @@ def run_method(
     UsageError, MissingExtraError         the method does not exist, or not here, or not for this workspace
     NumericalError                        a score is not finite
     """
-    from stride_cli.research.methods.registry import open_method
-
     predicted, aside = [], 0.0
     with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
         started = time.perf_counter()
-        method = open_method(spec)
-        method.fit(workspace)
+        method = fitted_method(workspace, spec)
         fitted = time.perf_counter()
         bound = getattr(method, "active_bound", None)
         counter = DistributionCounter(active_bound=bound) if describe else None
@@ -104,7 +118,7 @@ def run_method(
 
 
 def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[np.ndarray]:
-    """The blocks of `Method.score`, with their shapes checked: (q, n), Q rows in all.
+    """Yield the blocks of `Method.score`, (q, n), Q rows in all, with their shapes checked.
 
     Raises
     ------
@@ -119,14 +133,14 @@ def score_blocks(method: Method, queries: QuerySet, n_chunks: int) -> Iterator[n
 
 
 def document_blocks(method: Method, queries: QuerySet, index: Index) -> Iterator[np.ndarray]:
-    """`score_blocks` as scores of documents, the sums over their chunks: (q, D) float64, Q rows in all."""
+    """Yield scores of documents, the sums over their chunks: (q, D) float64, Q rows in all."""
     owner = np.asarray(index.array("corpus/chunk_document"))
     for block in score_blocks(method, queries, index.n_chunks):
         yield document_scores(block, owner, index.n_documents)
 
 
 def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarray:
-    """A block of scores, (q, n).
+    """Check a block of scores, (q, n).
 
     Raises
     ------
@@ -140,7 +154,7 @@ def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarra
 
 
 def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:
-    """Where each query stands in a set that was measured, by its tokens and scored positions.
+    """Find each query in a set that was measured, by its tokens and scored positions.
 
     Returns
     -------

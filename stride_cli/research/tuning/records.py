@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-
-class QueryMean(TypedDict):
-    """A mean over queries with its uncertainty."""
-
-    mean: Annotated[float, ""]
-    se: Annotated[float, "bootstrap standard error over queries"]
-    low: Annotated[float, "2.5 % of the bootstrap"]
-    high: Annotated[float, "97.5 % of the bootstrap"]
+from stride_cli.research.evaluation.records import EstimateRecord, Number
 
 
 class LambdaScore(TypedDict):
@@ -23,10 +16,9 @@ class LambdaScore(TypedDict):
 class SettingsRecord(TypedDict):
     space: Annotated[str, "operator space, or spaces joined by +"]
     layer: Annotated[int, "residual spaces act after this many blocks"]
-    rank: Annotated[float | None, "of every space; null for each space's default"]
+    rank: Annotated[Number, "of every space; null for each space's default"]
     damping: Annotated[
-        float | None,
-        "γ relative to the mean eigenvalue of the Fisher matrix; null: training time instead",
+        Number, "γ relative to the mean eigenvalue of the Fisher matrix; null: training time instead"
     ]
     subsets: Annotated[int, "K"]
     degree: Annotated[int, "d, subsets of each chunk"]
@@ -35,9 +27,9 @@ class SettingsRecord(TypedDict):
 class TrialRecord(SettingsRecord):
     schema: Literal["stride.trial/1"]
     trial: Annotated[int, "1, 2, …"]
-    lambda_ratio: Annotated[float | None, "λ / λ_max of the highest score; null where the trial failed"]
-    score: Annotated[float | None, "criterion there: mean over queries, −1 … 1; null where the trial failed"]
-    se: Annotated[float | None, "bootstrap standard error over queries"]
+    lambda_ratio: Annotated[Number, "λ / λ_max of the highest score; null where the trial failed"]
+    score: Annotated[Number, "criterion there: mean over queries, −1 … 1; null where the trial failed"]
+    se: Annotated[Number, "bootstrap standard error over queries"]
     lambdas: list[LambdaScore]
     best: Annotated[bool, "the highest so far, and by two standard errors better than the first"]
     kept: Annotated[bool, "found finished from an earlier run"]
@@ -58,9 +50,9 @@ class TuneRecord(SettingsRecord):
     responses: Annotated[int, "random subsets whose effect was measured"]
     lambda_ratio: Annotated[float, "λ / λ_max"]
     score: Annotated[
-        QueryMean, {"mean": "of the chosen settings: mean over queries of Spearman's ρ over subsets"}
+        EstimateRecord, {"mean": "of the chosen settings: mean over queries of Spearman's ρ over subsets"}
     ]
-    gain: Annotated[QueryMean, {"mean": "the chosen settings' score minus that of the settings before"}]
+    gain: Annotated[EstimateRecord, {"mean": "the chosen settings' score minus that of the settings before"}]
     trials: Annotated[int, "fits that were scored"]
     written: Annotated[
         str,
