@@ -54,7 +54,7 @@ def evaluate(
     """
     from stride_cli.research.evaluation.bench import Bench, build_truth_of, check_method
     from stride_cli.research.evaluation.compare import lds_record
-    from stride_cli.research.evaluation.shared_scores import SharedRuns
+    from stride_cli.research.evaluation.workers import Runs
 
     for method in methods:
         check_method(method)
@@ -62,7 +62,7 @@ def evaluate(
     place, path = as_place(where), Path(queries)
     build_truth_of(place, path, truth)
     bench = Bench(place, queries=path, alpha=truth.alpha)
-    run = SharedRuns(bench, methods, sharing) if sharing is not None and sharing.shared else None
+    run = Runs(bench, methods, sharing) if sharing is not None and sharing.shared else None
     return [lds_record(entry, ground) for entry, ground in bench.lds(methods, draws=draws, run=run)]
 
 

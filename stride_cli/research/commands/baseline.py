@@ -10,7 +10,7 @@ import typer
 from stride_cli.commands.completion import complete_method
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
 from stride_cli.errors import UsageError
-from stride_cli.research.commands.evaluate_options import open_bench
+from stride_cli.research.commands.evaluate_options import Results, open_bench
 from stride_cli.research.evaluation.options import BenchOptions, RankingOptions
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def baseline(
     opened.fit(task)
     if scores is not None:
         outlast_reader()
+    names = iter(chosen.names)
     row = 0
     with (
         ScoreFile(scores, (len(chosen), task.n_chunks)) as file,
@@ -81,15 +82,17 @@ def baseline(
     ):
         for block in score_blocks(opened, chosen, task.n_chunks):
             file.write(row, block)
+            row += len(block)
             for values in document_scores(block, owner, task.index.n_documents):
                 hits: list[RankedDocument] = [
                     {"rank": rank, "document": task.index.document_id(document), "score": score}
                     for rank, document, score in rank_documents(values, shown.top)
                 ]
+                name = next(names)
                 if wants_json(json):
                     record: RankingRecord = {
                         "schema": "stride.ranking/1",
-                        "query": chosen.names[row],
+                        "query": name,
                         "method": method,
                         "hits": hits,
                     }
@@ -98,28 +101,23 @@ def baseline(
                     cells = [
                         [str(hit["document"]), f"{hit['rank']:g}", f"{hit['score']:.6g}"] for hit in hits
                     ]
-                    print_table(f"{chosen.names[row]}", ["document", "rank", "score"], cells)
-                row += 1
+                    print_table(name, ["document", "rank", "score"], cells)
                 bar.advance()
     if scores is not None:
         note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")
 
 
 def _list_methods(json: bool) -> None:
-    """Every method with what it looks at."""
-    from stride_cli.commands.tables import print_table
-    from stride_cli.output import emit, wants_json
+    """Show every method with what it looks at."""
     from stride_cli.research.methods.registry import METHODS
 
-    if wants_json(json):
-        for name, entry in METHODS.items():
-            record: MethodRecord = {
-                "schema": "stride.method/1",
-                "method": name,
-                "needs": entry.needs,
-                "description": entry.description,
-            }
-            emit(record)
-        return
-    rows = [[name, entry.needs, entry.description] for name, entry in METHODS.items()]
-    print_table("attribution methods", ["method", "needs", "what it does"], rows)
+    results = Results(json)
+    for name, entry in METHODS.items():
+        record: MethodRecord = {
+            "schema": "stride.method/1",
+            "method": name,
+            "needs": entry.needs,
+            "description": entry.description,
+        }
+        results.add(record, name, entry.needs, entry.description)
+    results.show("attribution methods", ["method", "needs", "what it does"])

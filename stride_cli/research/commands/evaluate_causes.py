@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
-from stride_cli.errors import EXIT_USAGE, UsageError
-from stride_cli.research.commands.evaluate_options import SharedMethods
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.errors import UsageError
+from stride_cli.research.commands.evaluate_options import Html, Results, SharedMethods, listed, named_place
 from stride_cli.research.evaluation.options import CausesOptions
 
 if TYPE_CHECKING:
@@ -90,9 +81,7 @@ def causes(
     ] = None,
     given: Annotated[dict[str, Any], Flags(CausesOptions)],
     shared: SharedMethods,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Also write a page with the plots (self-contained).")
-    ] = None,
+    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -103,7 +92,7 @@ def causes(
     bootstraps over queries. Interrupted, the same command goes on where it was (INDEX.causes).
     """
     from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.output import emit, note, outlast_reader, wants_json
+    from stride_cli.output import note, outlast_reader
     from stride_cli.report.drawing import check_place
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.cause_scores import (
@@ -115,17 +104,20 @@ def causes(
     )
     from stride_cli.research.evaluation.query_groups import GroupRule, build_asked
     from stride_cli.research.evaluation.score_files import read_scores
+    from stride_cli.research.evaluation.workers import CauseScorer, shared_causes
 
     options, sharing = CausesOptions(**given), SharingOptions(**shared)
+    # 1. refuse what cannot work before a model is opened
     chosen = None if options.methods is None else split_methods(options.methods)
     rules = [GroupRule.of(spec) for spec in chosen or ()]
-    wanted = None if options.at is None else _numbers(options.at)
+    wanted = None if options.at is None else _wanted(options.at)
     if html is not None:
         check_place(html)
     if html is not None or write_scores is not None:
         outlast_reader()
+    # 2. the index, the queries with their causes, and other tools' scores
     source = _source(queries, train, date_lm, index)
-    where = _where(source.index, model, source.train, device, dtype)
+    where = _where(source, index, model, device, dtype)
     workspace = where.open()
     refuse_classifier(workspace.index, "causes are documents")
     asked = source.read(workspace.index)
@@ -134,58 +126,52 @@ def causes(
     ks = _within(wanted, workspace.index.n_documents)
     specs = chosen or default_methods(workspace.index)
     sets = build_asked(workspace, asked, rules, chat=options.chat)
-    kept = KeptRanks(workspace.index, fresh=options.fresh)
+    # 3. the queries that count
+    kept, results = KeptRanks(workspace.index, fresh=options.fresh), Results(json)
     if options.known or options.base is not None:
-        asked, sets = _known(workspace, asked, sets, kept, options, json)
-    bench = CauseBench(workspace, asked, sets, kept, ks, with_scores=write_scores is not None)
+        asked, sets = _known(workspace, asked, sets, kept, options, results)
+    # 4. every method's ranks
+    with_scores = write_scores is not None
+    bench = CauseBench(workspace, asked, sets, kept, ks, with_scores=with_scores)
     read = [bench.take(path, found) for path, found in foreign]
     del foreign
-    entries: list[CauseEntry] = []
     runs: Iterable[CauseEntry] = map(bench.run, specs)
     if sharing.shared:
-        from stride_cli.research.evaluation.shared_scores import CauseScorer, shared_causes
-
-        with_scores = write_scores is not None
-        scorer = CauseScorer(
-            where, asked=asked, sets=sets, ks=ks, with_scores=with_scores, fresh=options.fresh
-        )
-        runs = shared_causes(scorer, specs, sharing)
+        runs = shared_causes(CauseScorer(where, asked, sets, ks, with_scores, options.fresh), specs, sharing)
+    entries: list[CauseEntry] = []
     for number, entry in enumerate(chain(read, runs)):
-        if entry.error is not None:
-            note(f"{entry.method} failed: {entry.error}" + (f"\n  fix: {entry.fix}" if entry.fix else ""))
-        elif write_scores is not None and number >= len(read):
+        results.count(entry.method, entry.error, entry.fix)
+        if entry.error is None and write_scores is not None and number >= len(read):
             bench.write(entry, write_scores, n_rows, one_list=source.one_list)
         entries.append(entry.without_scores())
-        if wants_json(json):
-            for ranks in ranks_records(bench, entry):
-                emit(ranks)
+        for ranks in ranks_records(bench, entry) if results.json else ():
+            results.add(ranks)
+    # 5. measures, each against the best other method
     records = causes_records(bench, entries, asked=n_asked, draws=options.draws)
-    if wants_json(json):
-        for record in records:
-            emit(record)
-    else:
+    for record in records if results.json else ():
+        results.add(record)
+    if not results.json:
         _show(records)
     if html is not None:
         from stride_cli.research.pages.causes_page import write_page
 
         write_page(html, bench, entries, records)
         note(f"wrote {html}")
-    if all(entry.error is not None for entry in entries):
-        raise typer.Exit(EXIT_USAGE)
+    results.close()
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where documents and queries are; `n_rows` lists of a file of scores, None: one a query."""
+    """Documents and queries; `n_rows` lists of a file of scores, None: one a query."""
 
     queries: Path
     train: str | None
-    index: str | None
+    index: Path | None = None
     n_rows: int | None = None
     one_list: bool = False
 
     def read(self, index: Index) -> list[CauseQuery]:
-        """The queries, with their causes found in the index."""
+        """Read the queries, with their causes found in the index."""
         from stride_cli.research.evaluation.cause_queries import read_cause_queries
 
         asked = read_cause_queries(self.queries, index)
@@ -194,7 +180,7 @@ class _Source:
 
 
 def _source(queries: Path | None, train: str | None, date_lm: Path | None, index: str | None) -> _Source:
-    """What was named; a set of DATE-LM is written beside its index first, as corpus and queries."""
+    """Find what was named; write a set of DATE-LM beside its index first, as corpus and queries."""
     from stride_cli.commands.ask import beside
     from stride_cli.output import note
 
@@ -204,7 +190,7 @@ def _source(queries: Path | None, train: str | None, date_lm: Path | None, index
                 "no queries are given",
                 fix="give --queries FILE with their causes, or a set with --date-lm DIR",
             )
-        return _Source(queries, train, index)
+        return _Source(queries, train)
     from stride_cli.research.evaluation.date_lm import convert
 
     if queries is not None or train is not None:
@@ -217,41 +203,27 @@ def _source(queries: Path | None, train: str | None, date_lm: Path | None, index
     if found.n_queries < found.n_ref:
         told += f", of which {found.n_ref - found.n_queries:,} have no cause and are left out"
     note(told)
-    return _Source(found.queries, str(found.train), str(place), found.n_ref, found.one_list)
+    return _Source(found.queries, str(found.train), place, found.n_ref, found.one_list)
 
 
 def _where(
-    index: str | None, model: str | None, train: str | None, device: str | None, dtype: str | None
+    source: _Source, index: str | None, model: str | None, device: str | None, dtype: str | None
 ) -> WorkspacePath:
-    """Where the index and its model are; it is built and fitted first where it is missing and `train` says of
-    what."""
-    from stride_cli.commands.ask import beside
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
-
-    general = resolve("general", {"model": model})
-    if train is None:
-        return WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
-    place = Path(index) if index is not None else beside(train, ".stride")
-    where = WorkspacePath(place, general.model, device or "auto", dtype or "auto")
-    _prepare(train, where)
-    return where
-
-
-def _prepare(train: str, where: WorkspacePath) -> None:
+    """Find the index and its model; build and fit it first where it is missing and its corpus is named."""
     from stride_cli import api
     from stride_cli.attribution.options import CalibrationOptions
+    from stride_cli.commands.ask import beside
     from stride_cli.commands.train import train_settings
     from stride_cli.config import resolve
     from stride_cli.output import note
 
-    api.prepare(
-        [train],
-        where,
-        training=train_settings(),
-        calibration=CalibrationOptions(resolve("train", {}).nulls),
-        say=note,
-    )
+    if source.train is None:
+        return named_place(index, model, device, dtype)
+    place = source.index or (Path(index) if index is not None else beside(source.train, ".stride"))
+    where = named_place(place, model, device, dtype)
+    nulls = CalibrationOptions(resolve("train", {}).nulls)
+    api.prepare([source.train], where, training=train_settings(), calibration=nulls, say=note)
+    return where
 
 
 def _known(
@@ -260,16 +232,16 @@ def _known(
     sets: Mapping[str, QuerySet],
     kept: KeptRanks,
     options: CausesOptions,
-    json: bool,
+    results: Results,
 ) -> tuple[list[CauseQuery], dict[str, QuerySet]]:
-    """The queries that count: answered rightly by the model, and not by the base model.
+    """Keep the queries that count: answered rightly by the model, and not by the base model.
 
     Raises
     ------
     UsageError      there is none
     """
     from stride_cli.data.queries import form_of
-    from stride_cli.output import emit, note, wants_json
+    from stride_cli.output import note
     from stride_cli.research.evaluation.known_answers import answers
 
     form = form_of(workspace, options.chat)
@@ -294,12 +266,9 @@ def _known(
             "base_right": None if other is None else other.right,
             "counts": counts,
         }
-        if wants_json(json):
-            emit(record)
-        if counts:
-            rows.append(row)
-    right = sum(answer.right for answer in own)
-    told = f"the model answers {right:,} of {len(asked):,} queries rightly"
+        results.add(record)
+        rows += [row] if counts else []
+    told = f"the model answers {sum(answer.right for answer in own):,} of {len(asked):,} queries rightly"
     if base is not None:
         told += f", the base model {sum(answer.right for answer in base):,}"
     note(f"{told}: {len(rows):,} count")
@@ -310,12 +279,10 @@ def _known(
     return [asked[row] for row in rows], {name: each.take(rows) for name, each in sets.items()}
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
+def _wanted(text: str) -> list[int]:
+    """Parse the k of Recall@k, ascending."""
+    found = sorted(listed("--at", text, example="1,5,10"))
+    if found[0] < 1:
         raise UsageError(
             f"--at is '{text}' (expected whole numbers from 1, separated by commas)", fix="try --at 1,5,10"
         )
@@ -323,7 +290,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _within(ks: Sequence[int] | None, n_documents: int) -> list[int]:
-    """The k of Recall@k, none of which is above the number of documents."""
+    """Check that no k of Recall@k is above the number of documents; by default take those that are not."""
     if ks is None:
         return [k for k in _AT if k < n_documents] or [1]
     if ks[-1] > n_documents:
@@ -334,7 +301,7 @@ def _within(ks: Sequence[int] | None, n_documents: int) -> list[int]:
 
 
 def _show(records: Sequence[CausesRecord]) -> None:
-    """Two tables: every measure of every method, and what it is ahead of the best other method."""
+    """Print two tables: every measure of every method, and its lead over the best other method."""
     from stride_cli.commands.tables import print_table, seconds
 
     names = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
@@ -357,7 +324,7 @@ def _show(records: Sequence[CausesRecord]) -> None:
 
 
 def _plain(found: Mapping[str, Any], sign: str = "") -> str:
-    """``0.412 [0.37, 0.45]``; – where the method failed, or there is no other."""
+    """Format ``0.412 [0.37, 0.45]``; – where the method failed, or there is no other."""
     if found["mean"] is None:
         return "–"
     return f"{found['mean']:{sign}.3f} [{found['low']:{sign}.2f}, {found['high']:{sign}.2f}]"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from index_format.location import local_directory
 from stride_cli.errors import UsageError
+from stride_cli.research.commands.evaluate_options import Results
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +19,9 @@ _LINE = '{"id": …, "group": …, "prompt": …, "response": …, "instead": �
 
 def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOptions, json: bool) -> None:
     """Name documents with every method, retrain, show a record for every method and number of documents."""
-    from stride_cli.commands.tables import number, print_table
+    from stride_cli.commands.tables import number
     from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.output import emit, progress, wants_json
+    from stride_cli.output import progress
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.cause_queries import read_cause_queries
     from stride_cli.research.evaluation.group_removal import GroupBench, group_records
@@ -54,23 +55,18 @@ def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOpti
         removing,
         store=store_of(workspace.index),
     )
-    rows = []
+    results = Results(json)
     for together in effects:
         for record in group_records(groups, before, together, draws=removing.draws):
-            if wants_json(json):
-                emit(record)
-            k = record["k"]
-            cells = [_cell(record[name]) for name in ("odds", "odds_beyond_random", "loss")]
-            cells.append(number(record["shown"]["mean"], ".2f"))
-            rows.append([record["method"], "causes" if k is None else f"{k:,}", *cells])
-    if not wants_json(json):
-        title = f"{len(groups.groups)} groups of {len(asked)} queries after removal, {removing.seeds} seeds"
-        columns = ["method", "k", "log-odds −", "beyond random", "loss +", "still shown"]
-        print_table(title, columns, rows)
+            k = "causes" if record["k"] is None else f"{record['k']:,}"
+            cells = map(_cell, (record["odds"], record["odds_beyond_random"], record["loss"]))
+            results.add(record, record["method"], k, *cells, number(record["shown"]["mean"], ".2f"))
+    title = f"{len(groups.groups)} groups of {len(asked)} queries after removal, {removing.seeds} seeds"
+    results.show(title, ["method", "k", "log-odds −", "beyond random", "loss +", "still shown"])
 
 
 def _cell(found: Mapping[str, Any]) -> str:
-    """``+2.512 ± 0.310 (seeds 0.101)``; – where there is none."""
+    """Format ``+2.512 ± 0.310 (seeds 0.101)``; – where there is none."""
     if found["mean"] is None:
         return "–"
     errors = [f" ± {found['se']:.3f}" if found["se"] is not None else ""]

@@ -1,14 +1,21 @@
-"""Options that mean the same in every command of `stride evaluate` and in `stride baseline`."""
+"""Options and output that the commands of `stride evaluate` and `stride baseline` share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from stride_cli import output
 from stride_cli.attribution.options import SharingOptions
 from stride_cli.commands.options import Flags, find_index
+from stride_cli.errors import EXIT_USAGE, UsageError
 from stride_cli.research.evaluation.options import BenchOptions, LdsOptions
 
 if TYPE_CHECKING:
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.research.evaluation.bench import Bench
 
 Measured = Annotated[dict[str, Any], Flags(BenchOptions)]
@@ -20,6 +27,21 @@ SharedMethods = Annotated[
         workers={"help": "Run so many methods at a time, each in processes of its own; default: one."},
     ),
 ]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Also write a page with the plots (self-contained).")
+]
+
+
+def named_place(
+    index: str | Path | None, model: str | None, device: str | None, dtype: str | None
+) -> WorkspacePath:
+    """Find the index and the model that the options, or stride.yaml, name."""
+    from stride_cli.config import resolve
+    from stride_cli.data.workspace import WorkspacePath
+
+    general = resolve("general", {"model": model})
+    place = index if isinstance(index, Path) else find_index(index)
+    return WorkspacePath(place, general.model, device or "auto", dtype or "auto")
 
 
 def open_bench(
@@ -31,11 +53,61 @@ def open_bench(
     *,
     alpha: float | None = None,
 ) -> Bench:
-    """Index, truth and queries as the shared options name them."""
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
+    """Open index, truth and queries as the shared options name them."""
     from stride_cli.research.evaluation.bench import Bench
 
-    general = resolve("general", {"model": model})
-    where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
-    return Bench(where, queries=options.queries, alpha=alpha, chat=options.chat)
+    place = named_place(index, model, device, dtype)
+    return Bench(place, queries=options.queries, alpha=alpha, chat=options.chat)
+
+
+class Results:
+    """Records on stdout as JSON Lines, or else one table at the end."""
+
+    def __init__(self, json: bool) -> None:
+        self.json = output.wants_json(json)
+        self.rows: list[list[str]] = []
+        self._failed = self._all = 0
+
+    def add(self, record: Mapping[str, Any], *cells: str) -> None:
+        """Write a record, or keep its row of the table."""
+        if self.json:
+            output.emit(record)
+        self.rows.append(list(cells))
+
+    def count(self, method: str, error: str | None, fix: str | None) -> None:
+        """Count a method; say on stderr why it failed, if it did."""
+        self._all += 1
+        if error is not None:
+            self._failed += 1
+            output.note(f"{method} failed: {error}" + (f"\n  fix: {fix}" if fix else ""))
+
+    def show(self, title: str, columns: Sequence[str]) -> None:
+        """Print the table, unless records were written."""
+        from stride_cli.commands.tables import print_table
+
+        if not self.json:
+            print_table(title, columns, self.rows)
+
+    def close(self) -> None:
+        """End the command with an error where every method failed."""
+        if self._failed and self._failed == self._all:
+            raise typer.Exit(EXIT_USAGE)
+
+
+def listed(name: str, text: str, kind: Callable[[str], Any] = int, *, example: str = "10,50") -> list[Any]:
+    """Parse values separated by commas, each once, in their order.
+
+    Raises
+    ------
+    UsageError      a value of another kind, or none
+    """
+    try:
+        found = list(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
+    except ValueError:
+        found = []
+    if not found:
+        what = "whole numbers" if kind is int else "values"
+        raise UsageError(
+            f"{name} is '{text}' (expected {what} separated by commas)", fix=f"try {name} {example}"
+        )
+    return found

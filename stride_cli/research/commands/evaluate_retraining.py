@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from index_format.location import local_directory
 from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
-from stride_cli.research.commands.evaluate_options import Measured, open_bench
+from stride_cli.research.commands.evaluate_options import Measured, Results, listed, open_bench
 from stride_cli.research.evaluation.options import BenchOptions, LooOptions, RemovalOptions, TailPatchOptions
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stride_cli.data.query_set import QuerySet
-    from stride_cli.prove.resampling import Interval
     from stride_cli.research.evaluation.bench import Bench
-    from stride_cli.research.evaluation.records import (
-        EstimateRecord,
-        LooRecord,
-        RemovalRecord,
-        TailPatchRecord,
-    )
-
-_LIFTS: tuple[Literal["lift", "attributed", "random"], ...] = ("lift", "attributed", "random")
-_RISES: tuple[
-    Literal["advantage", "attributed", "random", "probability_attributed", "probability_random"], ...
-] = ("advantage", "attributed", "random", "probability_attributed", "probability_random")
-_CORRELATIONS: tuple[Literal["spearman", "pearson", "kendall"], ...] = ("spearman", "pearson", "kendall")
 
 TAIL_PATCH_EXAMPLE = """\b
 Examples:
@@ -61,48 +49,30 @@ def tail_patch(
 
     A lift above zero is good: the attributed chunks help more (the paper writes the sign the other way).
     """
-    from stride_cli.commands.tables import print_table, with_error
-    from stride_cli.output import emit, progress, wants_json
+    from stride_cli.commands.tables import with_error
+    from stride_cli.output import progress
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
     from stride_cli.research.evaluation.tail_patch import Patcher, measure_tail_patch
 
     options, patch = BenchOptions(**measured), TailPatchOptions(**given)
-    ks = _numbers(patch.top)
-    specs = split_methods(options.methods)
+    ks, specs = sorted(listed("--top", patch.top)), split_methods(options.methods)
     bench = open_bench(index, model, options, device, dtype or "fp32")
     task, chosen = bench.workspace, bench.queries
     check_ks(ks, task.n_chunks)
     patcher = Patcher(task, chosen, lr=patch.lr)
-    rows = []
+    results = Results(json)
     with progress("tail patch", len(specs), unit="methods") as bar:
         for spec in specs:
             tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
             for found in measure_tail_patch(patcher, tops, ks, draws=patch.draws):
-                parts = found.intervals(seed=task.seed)
-                record: TailPatchRecord = {
-                    "schema": "stride.tail_patch/1",
-                    "method": spec,
-                    "k": found.k,
-                    "lift": _record(parts["lift"]),
-                    "attributed": _record(parts["attributed"]),
-                    "random": _record(parts["random"]),
-                    "helped": float((found.lift > 0).mean()),
-                    "queries": len(chosen),
-                    "draws": patch.draws,
-                    "lr": patch.lr,
-                }
-                if wants_json(json):
-                    emit(record)
-                cells = [with_error(record[key], 5) for key in _LIFTS]
-                rows.append([spec, str(found.k), *cells, f"{record['helped']:.0%}"])
+                record = found.to_record(spec, patch, seed=task.seed)
+                parts = (record["lift"], record["attributed"], record["random"])
+                cells = [*(with_error(part, 5) for part in parts), f"{record['helped']:.0%}"]
+                results.add(record, spec, str(found.k), *cells)
             bar.advance()
-    if not wants_json(json):
-        print_table(
-            f"Δ log p (nats a token) of {len(chosen)} queries after one step, lr {patch.lr:g}",
-            ["method", "k", "lift", "attributed", "random", "lift > 0"],
-            rows,
-        )
+    title = f"Δ log p (nats a token) of {len(chosen)} queries after one step, lr {patch.lr:g}"
+    results.show(title, ["method", "k", "lift", "attributed", "random", "lift > 0"])
 
 
 @with_flags
@@ -124,12 +94,13 @@ def removal(
     index, and an interrupted run goes on. With --grouped, groups take the place of queries, and causes that
     the queries name are removed too.
     """
-    from stride_cli.commands.tables import print_table, with_error
-    from stride_cli.output import emit, note, wants_json
+    from stride_cli.commands.tables import with_error
+    from stride_cli.output import note
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
     from stride_cli.research.evaluation.removal import measure_removal
-    from stride_cli.training.retraining import open_trainer, store_of, subset_seeds
+    from stride_cli.training.retraining import open_trainer, store_of
+    from stride_cli.training.truth import subset_seeds
 
     options, removing = BenchOptions(**measured), RemovalOptions(**given)
     if removing.grouped:
@@ -137,51 +108,33 @@ def removal(
 
         removal_of_groups(open_bench(index, model, options, device, dtype), options, removing, json)
         return
-    seeds, draws = removing.seeds, removing.draws
-    ks = _numbers(removing.top)
-    specs = split_methods(options.methods)
+    ks, specs = sorted(listed("--top", removing.top)), split_methods(options.methods)
     bench = open_bench(index, model, options, device, dtype)
     local_directory(bench.where.index)  # refused before a model is opened
-    task = bench.workspace
-    chosen = _draw_queries(bench, removing.limit)
+    task, chosen = bench.workspace, _draw_queries(bench, removing.limit)
     check_ks(ks, task.n_chunks)
-    trainer = open_trainer(task, chosen, recipe=removing.recipe, command=removing.command)
-    store = store_of(task.index)
-    models = seeds * (1 + len(ks) * (len(specs) * len(chosen) + draws))
+    trainer, store = (
+        open_trainer(task, chosen, recipe=removing.recipe, command=removing.command),
+        store_of(task.index),
+    )
+    models = removing.seeds * (1 + len(ks) * (len(specs) * len(chosen) + removing.draws))
     note(f"at most {models:,} models to retrain; kept in {store}")
-    rows = []
+    seeds = subset_seeds(task.seed, removing.seeds).tolist()
+    results = Results(json)
     for spec in specs:
         tops = top_chunks(_scores(bench, spec, chosen), max(ks), seed=task.seed)
-        for found in measure_removal(
-            trainer,
-            tops,
-            ks,
-            subset_seeds(task.seed, seeds).tolist(),
-            store=store,
-            draws=draws,
-            seed=task.seed,
-            engine=removing,
-        ):
-            parts = found.intervals(seed=task.seed)
-            record: RemovalRecord = {
-                "schema": "stride.removal/1",
-                "method": spec,
-                "k": found.k,
-                "attributed": _record(parts["attributed"]),
-                "random": _record(parts["random"]),
-                "advantage": _record(parts["advantage"]),
-                "probability_attributed": _record(parts["probability_attributed"]),
-                "probability_random": _record(parts["probability_random"]),
-                "queries": len(chosen),
-                "seeds": seeds,
-                "draws": draws,
-            }
-            if wants_json(json):
-                emit(record)
-            rows.append([spec, str(found.k), *(with_error(record[name]) for name in _RISES)])
-    if not wants_json(json):
-        columns = ["method", "k", "advantage", "loss +, top k", "loss +, random", "p −, top k", "p −, random"]
-        print_table(f"{len(chosen)} queries after removal, {seeds} seeds", columns, rows)
+        for found in measure_removal(trainer, tops, ks, seeds, removing, store=store, seed=task.seed):
+            record = found.to_record(spec, removing, seed=task.seed)
+            parts = (
+                record["advantage"],
+                record["attributed"],
+                record["random"],
+                record["probability_attributed"],
+                record["probability_random"],
+            )
+            results.add(record, spec, str(found.k), *map(with_error, parts))
+    columns = ["method", "k", "advantage", "loss +, top k", "loss +, random", "p −, top k", "p −, random"]
+    results.show(f"{len(chosen)} queries after removal, {removing.seeds} seeds", columns)
 
 
 @with_flags
@@ -200,67 +153,54 @@ def loo(
     Correlation over the sampled chunks, mean over queries. One chunk moves a loss less than another seed
     does: look at the noise ceiling before believing a small number.
     """
-    from stride_cli.commands.tables import print_table, with_error
-    from stride_cli.output import emit, note, wants_json
+    from stride_cli.commands.tables import with_error
+    from stride_cli.output import note
     from stride_cli.research.evaluation.bench import split_methods
-    from stride_cli.research.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
-    from stride_cli.training.retraining import open_trainer, store_of, subset_seeds
+    from stride_cli.research.evaluation.leave_one_out import (
+        columns_of,
+        measure_leave_one_out,
+        sample_chunks,
+    )
+    from stride_cli.training.retraining import open_trainer, store_of
+    from stride_cli.training.truth import subset_seeds
 
     options, leaving = BenchOptions(**measured), LooOptions(**given)
-    seeds = leaving.seeds
     specs = split_methods(options.methods)
     bench = open_bench(index, model, options, device, dtype)
     local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, bench.queries
     sample = sample_chunks(task.n_chunks, leaving.chunks, seed=task.seed)
     store = store_of(task.index)
-    note(f"at most {seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
+    note(f"at most {leaving.seeds * (len(sample) + 1):,} models to retrain; kept in {store}")
     scores = {spec: columns_of(_scores(bench, spec, chosen), sample) for spec in specs}
     found = measure_leave_one_out(
         open_trainer(task, chosen, recipe=leaving.recipe, command=leaving.command),
         sample,
-        subset_seeds(task.seed, seeds).tolist(),
+        subset_seeds(task.seed, leaving.seeds).tolist(),
+        leaving,
         store=store,
-        engine=leaving,
     )
-    ceiling = found.ceiling(seed=task.seed)
-    rows = []
+    results = Results(json)
     for spec in specs:
-        correlations, estimates = found.agreement(scores[spec], seed=task.seed)
-        record: LooRecord = {
-            "schema": "stride.loo/1",
-            "method": spec,
-            "spearman": _record(estimates["spearman"].joint),
-            "pearson": _record(estimates["pearson"].joint),
-            "kendall": _record(estimates["kendall"].joint),
-            "chunks": len(sample),
-            "seeds": seeds,
-            "queries": len(chosen),
-            "constant_queries": int(correlations.constant.sum()),
-            "ceiling": ceiling.value if ceiling else None,
-        }
-        if wants_json(json):
-            emit(record)
-        rows.append([spec, *(with_error(record[kind]) for kind in _CORRELATIONS)])
-    if not wants_json(json):
-        title = f"{len(sample)} chunks left out one by one, {seeds} seeds, {len(chosen)} queries"
-        if ceiling:
-            title += f", noise ceiling {ceiling.value:.3f}"
-        print_table(title, ["method", "Spearman", "Pearson", "Kendall"], rows)
+        record = found.to_record(spec, scores[spec], seed=task.seed)
+        parts = (record["spearman"], record["pearson"], record["kendall"])
+        results.add(record, spec, *map(with_error, parts))
+    ceiling = found.ceiling(seed=task.seed)
+    title = f"{len(sample)} chunks left out one by one, {leaving.seeds} seeds, {len(chosen)} queries"
+    title += f", noise ceiling {ceiling.value:.3f}" if ceiling else ""
+    results.show(title, ["method", "Spearman", "Pearson", "Kendall"])
 
 
-def _scores(bench: Bench, spec: str, queries: QuerySet) -> Any:
-    """Blocks of a method's scores."""
-    from stride_cli.research.evaluation.scoring import score_blocks
-    from stride_cli.research.methods.registry import open_method
+def _scores(bench: Bench, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:
+    """Fit a method and yield blocks of its scores."""
+    from stride_cli.research.evaluation.scoring import fitted_method, score_blocks
 
-    method = open_method(spec)
-    method.fit(bench.workspace)
-    return score_blocks(method, queries, bench.workspace.n_chunks)
+    workspace = bench.workspace
+    return score_blocks(fitted_method(workspace, spec), queries, workspace.n_chunks)
 
 
 def _draw_queries(bench: Bench, limit: int) -> QuerySet:
-    """At most `limit` of the queries, by lot, in their order."""
+    """Draw at most `limit` of the queries by lot, in their order."""
     import numpy as np
 
     from stride_cli.output import note
@@ -270,22 +210,5 @@ def _draw_queries(bench: Bench, limit: int) -> QuerySet:
     if len(queries) <= limit:
         return queries
     note(f"{limit} of {len(queries)} queries, drawn by lot (--limit)")
-    rows: np.ndarray = stream(bench.workspace.seed, "removal queries").permutation(len(queries))[:limit]
+    rows = stream(bench.workspace.seed, "removal queries").permutation(len(queries))[:limit]
     return queries.take(np.sort(rows))
-
-
-def _numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas, ascending."""
-    from stride_cli.errors import UsageError
-
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"--top is '{text}' (expected whole numbers separated by commas)", fix="try --top 10,50"
-        ) from None
-    return found
-
-
-def _record(found: Interval) -> EstimateRecord:
-    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

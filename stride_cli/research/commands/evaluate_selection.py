@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stride_cli.commands.options import Device, Flags, Json, with_flags
+from stride_cli.research.commands.evaluate_options import Results
 from stride_cli.research.selection.options import JudgingOptions
 from stride_cli.training.options import FinetuneOptions
+
+if TYPE_CHECKING:
+    from stride_cli.research.selection.records import SeedSpread
 
 EXAMPLE = """\b
 Examples:
@@ -34,35 +40,23 @@ def selection(
     """Fine-tune a base model on chosen, random and BM25 documents alike; loss and unigram F1 on held-out
     queries.
     """
-    from stride_cli.commands.tables import number, print_table
+    from stride_cli.commands.tables import number
     from stride_cli.errors import CorpusError
-    from stride_cli.output import emit, wants_json
     from stride_cli.research.selection.finetuned import evaluate_selection, score_record
     from stride_cli.research.selection.select import read_tasks
 
+    def cell(found: SeedSpread) -> str:
+        mean, deviation = (number(None if isnan(found[key]) else found[key], ".4f") for key in ("mean", "sd"))
+        return f"{mean} ± {deviation}"
+
     judging, options = JudgingOptions(**judged), FinetuneOptions(**given, device=device or "auto")
-    rows = []
+    results = Results(json)
     tasks: list[str] | None = None
     for name, scores in evaluate_selection(directory, model, queries, judging, options):
         if name == "base":
-            try:
+            with suppress(CorpusError, ValueError):  # queries without tasks: no spread over them
                 tasks = read_tasks(queries)
-            except (CorpusError, ValueError):
-                tasks = None  # queries without tasks: no spread over them
         record = score_record(name, scores, tasks)
-        if wants_json(json):
-            emit(record)
-        cells = [(record["loss"], ".4f"), (record["f1"], ".4f"), (record["f1_over_tasks"], ".4f")]
-        rows.append(
-            [name] + [f"{number(_finite(c['mean']), f)} ± {number(_finite(c['sd']), f)}" for c, f in cells]
-        )
-    if not wants_json(json):
-        print_table(
-            f"{directory}, {judging.seeds} seeds",
-            ["trained on", "loss (± seeds)", "unigram F1 (± seeds)", "F1 (± tasks)"],
-            rows,
-        )
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value else None
+        results.add(record, name, *map(cell, (record["loss"], record["f1"], record["f1_over_tasks"])))
+    columns = ["trained on", "loss (± seeds)", "unigram F1 (± seeds)", "F1 (± tasks)"]
+    results.show(f"{directory}, {judging.seeds} seeds", columns)

@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    flag,
-    with_flags,
-)
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, flag, with_flags
 from stride_cli.errors import UsageError
+from stride_cli.research.commands.evaluate_options import named_place
 from stride_cli.research.evaluation.options import BenchOptions, ImportOptions
 from stride_cli.research.training.options import TruthOptions, per_mille
 
@@ -77,8 +68,6 @@ def truth(
     Interrupted, the same command goes on where it was. With more --subsets or --seeds, or another --alpha, it
     adds to what is there.
     """
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.research.evaluation.bench import build_truth_of
     from stride_cli.research.evaluation.truth_import import import_truth
@@ -86,8 +75,7 @@ def truth(
 
     begin = time.monotonic()
     options, rows = TruthOptions(**given, overwrite=overwrite), ImportOptions(**reading).rows
-    general = resolve("general", {"model": model})
-    where = WorkspacePath(find_index(index), general.model, device or "auto", dtype or "auto")
+    where = named_place(index, model, device, dtype)
     if imported is None:
         share = per_mille(options.alpha)
         workspace, wanted, found = build_truth_of(where, queries, options, chat=chat)

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
+from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.research.commands.evaluate_options import named_place
 from stride_cli.research.selection.options import SelectOptions
 
 if TYPE_CHECKING:
@@ -54,16 +46,12 @@ def select(
     import numpy as np
 
     from stride_cli.commands.tables import print_table
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.output import emit, note, wants_json
     from stride_cli.research.selection.select import run_selection
 
     options = SelectOptions(**given)
     size, started = options.size, time.perf_counter()
-    path = find_index(index)
-    general = resolve("general", {"model": model})
-    where = WorkspacePath(path, general.model, device or "auto", dtype or "auto")
+    where = named_place(index, model, device, dtype)
     opened, queries, found = run_selection(where, task, options, SharingOptions(**shared))
     lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
     if lots:

@@ -17,11 +17,10 @@ from stride_cli.commands.options import (
     find_index,
     with_flags,
 )
+from stride_cli.research.commands.evaluate_options import listed
 from stride_cli.research.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stride_cli.research.tuning.records import TrialRecord
 
 EXAMPLE = """\b
@@ -89,18 +88,19 @@ def tune(
         outlast_reader()
     general = resolve("general", {"model": model})
     chosen = resolve("train", {"device": device, "dtype": dtype})
-    swept = {
-        "space": _values("--space", space, str),
-        "layer": _values("--layer", layer, int),
-        "damping": _values("--damping", damping, float),
-        "rank": _values("--rank", rank, int),
-        "subsets": _values("--subsets", subsets, int),
-        "degree": _values("--degree", degree, int),
-    }
+    swept = (
+        ("space", space, str),
+        ("layer", layer, int),
+        ("damping", damping, float),
+        ("rank", rank, int),
+        ("subsets", subsets, int),
+        ("degree", degree, int),
+    )
+    grid = {name: listed(f"--{name}", text, kind) for name, text, kind in swept if text is not None}
     options = TuneOptions(
-        grid={name: values for name, values in swept.items() if values is not None} or None,
+        grid=grid or None,
         start={name: getattr(chosen, name) for name in ("space", "layer", "rank", "damping")},
-        lambdas=_values("--lambda-ratio", lambda_ratio, float) or (),
+        lambdas=listed("--lambda-ratio", lambda_ratio, float),
         **given,
     )
     records: list[TrialRecord] = []
@@ -141,25 +141,8 @@ def tune(
         note(f"next: {result['next']}")
 
 
-def _values(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
-    """Values separated by commas, each once, in order; None where none are given."""
-    from stride_cli.errors import UsageError
-
-    if text is None:
-        return None
-    try:
-        found = list(dict.fromkeys(kind(part.strip()) for part in text.split(",") if part.strip()))
-    except ValueError:
-        found = []
-    if not found:
-        raise UsageError(
-            f"{name} is '{text}' (expected values separated by commas)", fix=f"see stride tune --help, {name}"
-        )
-    return found
-
-
 def _table(records: list[TrialRecord]) -> None:
-    """Trials on stderr, the best of each moment marked."""
+    """Print the trials on stderr, the best of each moment marked."""
     from stride_cli.commands.tables import number, print_table, seconds
 
     rows = []

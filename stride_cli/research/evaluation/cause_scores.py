@@ -11,22 +11,23 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from index_format.durable import make_directory, storage
-from index_format.errors import IndexFormatError, IndexReadOnly
+from index_format.errors import IndexReadOnly
 from index_format.location import local_directory
 from stride_cli import __version__
-from stride_cli.errors import CorpusError, StrideError, first_line
+from stride_cli.errors import CorpusError
 from stride_cli.output import progress
-from stride_cli.prove.resampling import DRAWS, Interval, mean_interval
+from stride_cli.prove.resampling import DRAWS, mean_interval
 from stride_cli.research.evaluation.cause_measures import Places, measure_all, measure_names
 from stride_cli.research.evaluation.query_groups import GroupRule, check_rules
-from stride_cli.research.evaluation.scoring import document_blocks
+from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.scoring import document_blocks, failure, fitted_method
 from stride_cli.research.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -39,28 +40,19 @@ if TYPE_CHECKING:
         CauseRanksRecord,
         CausesRecord,
         EstimateRecord,
+        FoundCauses,
     )
     from stride_cli.research.methods.protocol import Method
 
 # every kind of evidence; what needs retrained models, or an encoder trained for it, is asked for by name
 DEFAULT_METHODS = (
-    "direct",
-    "pairs",
-    "tfidf",
-    "bm25",
-    "embeddings",
-    "rds",
-    "graddot",
-    "logra",
-    "ekfac",
-    "trackstar",
-    "less",
+    "direct", "pairs", "tfidf", "bm25", "embeddings", "rds", "graddot", "logra", "ekfac", "trackstar", "less",
     "chance",
-)
+)  # fmt: skip
 
 
 def default_methods(index: Index) -> list[str]:
-    """STRIDE, with the index's operators where it has them, and what it is compared with."""
+    """List STRIDE, with the index's operators where it has them, and every kind of other method."""
     stride = "stride:stored=true" if index.has("operators") else "stride"
     return [stride, *DEFAULT_METHODS]
 
@@ -80,18 +72,41 @@ class Ranked:
     seconds: float | None
     scores: np.ndarray | None = None
 
+    def to_keep(self) -> dict[str, Any]:
+        """Make the line of `KeptRanks`."""
+        above, level = self.places.above.tolist(), self.places.level.tolist()
+        kept = {"above": above, "level": level, "seconds": self.seconds}
+        if self.scores is not None:
+            kept["scores"] = base64.b64encode(self.scores.astype("<f4").tobytes()).decode()
+        return kept
+
+    @classmethod
+    def kept(cls, found: Any, n_causes: int, n_documents: int, *, with_scores: bool) -> Ranked | None:
+        """Read a line; None where it cannot be, or lacks the scores that are wanted."""
+        scores = None
+        try:
+            above, level = (np.array(found[name], np.int64) for name in ("above", "level"))
+            seconds = float(found["seconds"])
+            if with_scores:
+                scores = np.frombuffer(base64.b64decode(found["scores"]), "<f4")
+        except (TypeError, KeyError, ValueError):
+            return None
+        if scores is not None and len(scores) != n_documents:
+            return None
+        whole = len(above) == len(level) == n_causes and (above >= 0).all() and (level >= 1).all()
+        return cls(Places(above, level, n_documents), seconds, scores) if whole else None
+
 
 class KeptRanks:
-    """What has been found, so that a stopped evaluation goes on: a file of JSON Lines for each method.
+    """Results kept in INDEX.causes, so that a stopped evaluation goes on: JSON Lines, a file a method.
 
-    They are in INDEX.causes, beside the index. A line is written when a query is scored, and holds where its
-    causes stand. What decides that is in its key: the index's content, the method with its options, the
-    query's tokens, its causes, this package's version. A line that a kill has cut is as if it were not there.
+    A line is written when a query is scored. Its key covers what decides the result: the index's content, the
+    method with its options, the query's tokens, its causes, this package's version. A line that a kill has
+    cut counts as missing.
 
     Parameters
     ----------
-    index : Index
-    fresh : bool      what is there is not read
+    fresh : bool      ignore what is there
     """
 
     def __init__(self, index: Index, *, fresh: bool = False) -> None:
@@ -104,11 +119,11 @@ class KeptRanks:
         self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def key(self, spec: str, texts: Sequence[tuple[np.ndarray, np.ndarray]], causes: np.ndarray) -> str:
-        """What decides a method's ranks of a query's causes: SHA-256 in hex.
+        """Hash what decides a method's ranks of a query's causes: SHA-256 in hex.
 
         Parameters
         ----------
-        texts : ids and weights of all that is scored of it
+        texts : ids and weights of all scored parts of the query
         """
         # what the index has beside its corpus matters to those methods that read it
         stages = ["operators"] if "stored=" in spec else []
@@ -121,7 +136,7 @@ class KeptRanks:
         return digest.hexdigest()
 
     def read(self, spec: str) -> dict[str, Any]:
-        """What is kept of a method, by key."""
+        """Read the results of a method, by key."""
         path = self._path(spec)
         if path is None or self._fresh or not path.is_file():
             return {}
@@ -133,12 +148,11 @@ class KeptRanks:
         return found
 
     def add(self, spec: str, found: Mapping[str, Any]) -> None:
-        """Keep what has been found, by key, all in one write that has reached the disk."""
+        """Keep results, by key, in one write that has reached the disk."""
         path = self._path(spec)
         if path is None:
             return
-        assert self.directory is not None
-        make_directory(self.directory)
+        make_directory(path.parent)
         lines = [json.dumps({"key": key, "found": value}) for key, value in found.items()]
         # a line before that a kill has cut is ended first
         data = ("\n" + "\n".join(lines) + "\n").encode()
@@ -178,7 +192,7 @@ class CauseEntry:
     fix: str | None = None
 
     def without_scores(self) -> CauseEntry:
-        """The same, without the scores of all documents."""
+        """Drop the scores of all documents."""
         return replace(self, ranked=[replace(each, scores=None) for each in self.ranked])
 
 
@@ -219,7 +233,7 @@ class CauseBench:
         return self.workspace.index.n_documents
 
     def run(self, spec: str) -> CauseEntry:
-        """One method's ranks of all causes; a failure becomes an entry, so that the other methods go on.
+        """Rank all causes by one method; a failure becomes an entry, so that the other methods go on.
 
         Parameters
         ----------
@@ -228,24 +242,23 @@ class CauseBench:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what a method's library prints is talk
                 return self._run(spec)
-        except (StrideError, IndexFormatError) as error:
-            return CauseEntry(spec, [], {}, error=error.message, fix=error.fix)
-        except Exception as error:  # a method's library may raise anything
-            return CauseEntry(spec, [], {}, error=f"{type(error).__name__}: {first_line(error)}")
+        except Exception as error:
+            message, fix = failure(error)
+            return CauseEntry(spec, [], {}, error=message, fix=fix)
 
     def _run(self, spec: str) -> CauseEntry:
         rule = GroupRule.of(spec)
         check_rules([rule], self.sets)
-        sets = {name: self.sets[name] for name in rule.sets}
+        sets = [self.sets[name] for name in rule.sets]
         causes = [query.causes for query in self.asked]
         keys = [
-            self._kept.key(spec, [(each.ids[row], each.weights[row]) for each in sets.values()], numbers)
+            self._kept.key(spec, [(each.ids[row], each.weights[row]) for each in sets], numbers)
             for row, numbers in enumerate(causes)
         ]
         there = self._kept.read(spec)
         found = [
-            _kept(there.get(key), len(c), self.n_documents, with_scores=self._with_scores)
-            for key, c in zip(keys, causes, strict=True)
+            Ranked.kept(there.get(key), len(numbers), self.n_documents, with_scores=self._with_scores)
+            for key, numbers in zip(keys, causes, strict=True)
         ]
         missing = [row for row, ranked in enumerate(found) if ranked is None]
         fit_seconds = None
@@ -253,33 +266,30 @@ class CauseBench:
             with progress(f"scoring with {spec}", len(self.asked), unit="queries") as bar:
                 bar.advance(len(self.asked) - len(missing))
                 method, fit_seconds = self._fit(rule.method)
-                done, begin = 0, time.perf_counter()
+                left, begin = iter(missing), time.perf_counter()
                 for scores in self._scored(method, rule, missing):
-                    rows = missing[done : done + len(scores)]
                     spent = (time.perf_counter() - begin) / len(scores)
-                    for row, values in zip(rows, scores, strict=True):
+                    lines = {}
+                    for row, values in zip(islice(left, len(scores)), scores, strict=True):
                         wanted = values.astype(np.float32) if self._with_scores else None
-                        found[row] = Ranked(Places.of(values, causes[row]), spent, wanted)
-                    self._kept.add(spec, {keys[row]: _to_keep(found[row]) for row in rows})
-                    done += len(scores)
+                        ranked = Ranked(Places.of(values, causes[row]), spent, wanted)
+                        found[row], lines[keys[row]] = ranked, ranked.to_keep()
+                    self._kept.add(spec, lines)
                     bar.advance(len(scores))
                     begin = time.perf_counter()
         return self._entry(spec, [each for each in found if each is not None], fit_seconds, rule)
 
     def _fit(self, spec: str) -> tuple[Method, float]:
-        """A fitted method, and the seconds of that: the one before, where it is asked in another way."""
-        from stride_cli.research.methods.registry import open_method
-
+        """Fit a method, or take the last one where only `asked=` differs; and the seconds of the fit."""
         if self._fitted is None or self._fitted[0] != spec:
             self._fitted = None  # before the next one takes memory
             begin = time.perf_counter()
-            method = open_method(spec)
-            method.fit(self.workspace)
+            method = fitted_method(self.workspace, spec)
             self._fitted = spec, method, time.perf_counter() - begin
         return self._fitted[1:]
 
     def _scored(self, method: Method, rule: GroupRule, rows: Sequence[int]) -> Iterator[np.ndarray]:
-        """Scores of all documents for some of the queries, in order: blocks of (q, D) float64."""
+        """Score all documents for some of the queries, in order: blocks of (q, D) float64."""
         parts = {name: self.sets[name].take(rows) for name in rule.sets}
         index = self.workspace.index
         if len(parts) == 1:
@@ -291,7 +301,7 @@ class CauseBench:
         )
 
     def take(self, path: str | Path, scores: Sequence[np.ndarray | None]) -> CauseEntry:
-        """What a file's scores are worth, as one more method ``scores:PATH``; see `score_files.read_scores`.
+        """Judge a file's scores as one more method ``scores:PATH``; see `score_files.read_scores`.
 
         Raises
         ------
@@ -333,7 +343,7 @@ class CauseBench:
         return CauseEntry(spec, ranked, values, fit_seconds, pooled)
 
     def _added_up(self, group: Sequence[int], ranked: Sequence[Ranked], rule: GroupRule) -> dict[str, float]:
-        """Every measure of what counts of some queries' scores, which have the same causes, added up."""
+        """Measure the summed scores of queries that have the same causes."""
         added = np.zeros(self.n_documents)
         for place in group:
             scores = ranked[place].scores
@@ -342,36 +352,8 @@ class CauseBench:
         return measure_all(Places.of(added, self.asked[group[0]].causes), self.ks)
 
 
-def _to_keep(ranked: Ranked | None) -> dict[str, Any]:
-    assert ranked is not None
-    kept = {
-        "above": ranked.places.above.tolist(),
-        "level": ranked.places.level.tolist(),
-        "seconds": ranked.seconds,
-    }
-    if ranked.scores is not None:
-        kept["scores"] = base64.b64encode(ranked.scores.astype("<f4").tobytes()).decode()
-    return kept
-
-
-def _kept(found: Any, n_causes: int, n_documents: int, *, with_scores: bool) -> Ranked | None:
-    """What a line says, if it can be so, and has the scores where they are wanted."""
-    scores = None
-    try:
-        above, level = (np.array(found[name], np.int64) for name in ("above", "level"))
-        seconds = float(found["seconds"])
-        if with_scores:
-            scores = np.frombuffer(base64.b64decode(found["scores"]), "<f4")
-    except (TypeError, KeyError, ValueError):
-        return None
-    if scores is not None and len(scores) != n_documents:
-        return None
-    whole = len(above) == len(level) == n_causes and (above >= 0).all() and (level >= 1).all()
-    return Ranked(Places(above, level, n_documents), seconds, scores) if whole else None
-
-
 def ranks_records(bench: CauseBench, entry: CauseEntry) -> Iterator[CauseRanksRecord]:
-    """``stride.cause_ranks/1`` of every query of one method."""
+    """Make ``stride.cause_ranks/1`` of every query of one method."""
     index = bench.workspace.index
     for row, (query, ranked) in enumerate(zip(bench.asked, entry.ranked, strict=False)):
         pairs = zip(query.causes.tolist(), ranked.places.ranks.tolist(), strict=True)
@@ -381,9 +363,7 @@ def ranks_records(bench: CauseBench, entry: CauseEntry) -> Iterator[CauseRanksRe
             "method": entry.method,
             "causes": [{"document": index.document_id(number), "rank": rank} for number, rank in pairs],
             "documents": bench.n_documents,
-            "recall": [{"k": k, "value": float(entry.values[f"recall@{k}"][row])} for k in bench.ks],
-            "reciprocal_rank": float(entry.values["mrr"][row]),
-            "average_precision": float(entry.values["auprc"][row]),
+            **_found({name: float(values[row]) for name, values in entry.values.items()}, bench.ks),
             "seconds": ranked.seconds,
         }
 
@@ -391,69 +371,65 @@ def ranks_records(bench: CauseBench, entry: CauseEntry) -> Iterator[CauseRanksRe
 def causes_records(
     bench: CauseBench, entries: Sequence[CauseEntry], *, asked: int, draws: int = DRAWS
 ) -> list[CausesRecord]:
-    """``stride.causes/1`` of every method, each against the best of the others.
+    """Make ``stride.causes/1`` of every method, each against the best of the others.
 
     Parameters
     ----------
     asked : queries of the file, those that do not count among them
     draws : bootstrap resamples of the queries, the same for all methods and measures
     """
-    return [_record(bench, entry, entries, asked=asked, draws=draws) for entry in entries]
-
-
-def _record(
-    bench: CauseBench, entry: CauseEntry, entries: Sequence[CauseEntry], *, asked: int, draws: int
-) -> CausesRecord:
-    def of(name: str) -> CauseMeasureRecord:
-        return _measure(entry, entries, name, draws=draws, seed=bench.workspace.seed)
-
-    query_seconds = [each.seconds for each in entry.ranked if each.seconds is not None]
-    record: CausesRecord = {
-        "schema": "stride.causes/1",
-        "method": entry.method,
-        "queries": asked,
-        "counted": len(bench.asked),
-        "documents": bench.n_documents,
-        "recall": [{"k": k, **of(f"recall@{k}")} for k in bench.ks],
-        "mrr": of("mrr"),
-        "auprc": of("auprc"),
-        "seconds": {
-            "fit": entry.fit_seconds,
-            "query": float(np.mean(query_seconds)) if query_seconds else None,
-        },
-    }
-    if entry.pooled is not None:
-        found = entry.pooled
-        record["pooled"] = {
-            "groups": len(bench.groups),
-            "recall": [{"k": k, "value": found[f"recall@{k}"]} for k in bench.ks],
-            "reciprocal_rank": found["mrr"],
-            "average_precision": found["auprc"],
+    records = []
+    for entry in entries:
+        own = {
+            name: _measure(entry, entries, name, draws=draws, seed=bench.workspace.seed)
+            for name in measure_names(bench.ks)
         }
-    if entry.error is not None:
-        record["error"] = entry.error
-    return record
+        seconds = [each.seconds for each in entry.ranked if each.seconds is not None]
+        record: CausesRecord = {
+            "schema": "stride.causes/1",
+            "method": entry.method,
+            "queries": asked,
+            "counted": len(bench.asked),
+            "documents": bench.n_documents,
+            "recall": [{"k": k, **own[f"recall@{k}"]} for k in bench.ks],
+            "mrr": own["mrr"],
+            "auprc": own["auprc"],
+            "seconds": {"fit": entry.fit_seconds, "query": float(np.mean(seconds)) if seconds else None},
+        }
+        if entry.pooled is not None:
+            record["pooled"] = {"groups": len(bench.groups), **_found(entry.pooled, bench.ks)}
+        if entry.error is not None:
+            record["error"] = entry.error
+        records.append(record)
+    return records
+
+
+def _found(values: Mapping[str, float], ks: Sequence[int]) -> FoundCauses:
+    return {
+        "recall": [{"k": k, "value": values[f"recall@{k}"]} for k in ks],
+        "reciprocal_rank": values["mrr"],
+        "average_precision": values["auprc"],
+    }
 
 
 def _measure(
     entry: CauseEntry, entries: Sequence[CauseEntry], name: str, *, draws: int, seed: int
 ) -> CauseMeasureRecord:
-    """One measure's mean, and what it is ahead of the best other method, query by query."""
+    """Average one measure, and its lead over the best other method, query by query."""
+
+    def estimate(values: np.ndarray | None) -> EstimateRecord:
+        if values is None:
+            return estimate_record(None)
+        # one name: the same resamples of the queries for every method and measure
+        return estimate_record(mean_interval(values, draws=draws, seed=seed, name="queries of causes"))
+
     others = [each for each in entries if each.error is None and each is not entry]
     best = max(others, key=lambda each: float(each.values[name].mean()), default=None)
     own = None if entry.error is not None else entry.values[name]
     ahead = None if own is None or best is None else own - best.values[name]
     record: CauseMeasureRecord = {
-        **_estimate(own, draws, seed),
+        **estimate(own),
         "best_other": None if ahead is None or best is None else best.method,
-        "difference": _estimate(ahead, draws, seed),
+        "difference": estimate(ahead),
     }
     return record
-
-
-def _estimate(values: np.ndarray | None, draws: int, seed: int) -> EstimateRecord:
-    if values is None:
-        return {"mean": None, "se": None, "low": None, "high": None}
-    # one name: the same resamples of the queries for every method and measure
-    found: Interval = mean_interval(values, draws=draws, seed=seed, name="queries of causes")
-    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

@@ -14,17 +14,19 @@ from stride_cli.prove.resampling import Estimate, Resampler
 from stride_cli.randomness import stream
 from stride_cli.research.evaluation import metrics
 from stride_cli.research.evaluation.options import FEWEST_CHUNKS
+from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.training.jobs import Job
 from stride_cli.training.options import EngineOptions
 from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
+    from stride_cli.research.evaluation.records import LooRecord
     from stride_cli.training.jobs import Trainer
 
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What leaving out single chunks does to the queries.
+    """Effects of leaving out single chunks on the queries.
 
     Attributes
     ----------
@@ -36,13 +38,13 @@ class LeaveOneOut:
     effects: np.ndarray
 
     def ceiling(self, *, seed: int = 0) -> metrics.Ceiling | None:
-        """The best agreement that the noise between seeds leaves possible; None with one seed."""
+        """Estimate the best agreement that the noise between seeds allows; None with one seed."""
         return metrics.noise_ceiling(self.effects, seed=seed)
 
     def agreement(
         self, scores: np.ndarray, *, draws: int = 1000, seed: int = 0
     ) -> tuple[metrics.Correlations, dict[str, Estimate]]:
-        """Correlations over the sampled chunks, query by query, and their means with intervals.
+        """Correlate over the sampled chunks, query by query, and average with intervals.
 
         Parameters
         ----------
@@ -53,17 +55,32 @@ class LeaveOneOut:
         correlations, and "spearman", "pearson", "kendall" → Estimate; its `subsets` are the chunks
         """
         measured = self.effects.mean(axis=1).T  # (Q, m)
-        found = metrics.correlate(np.asarray(scores, np.float64), measured)
+        scores = np.asarray(scores, np.float64)
+        found = metrics.correlate(scores, measured)
         resampler = Resampler(measured, draws=draws, seed=seed)
         kinds = ("spearman", "pearson", "kendall")
-        return found, {
-            kind: resampler.draw(kind, np.asarray(scores, np.float64), getattr(found, kind)).estimate()
-            for kind in kinds
+        return found, {kind: resampler.draw(kind, scores, getattr(found, kind)).estimate() for kind in kinds}
+
+    def to_record(self, method: str, scores: np.ndarray, *, seed: int) -> LooRecord:
+        """Make ``stride.loo/1`` of a method's scores of the sampled chunks, (Q, m)."""
+        correlations, estimates = self.agreement(scores, seed=seed)
+        ceiling = self.ceiling(seed=seed)
+        return {
+            "schema": "stride.loo/1",
+            "method": method,
+            "spearman": estimate_record(estimates["spearman"].joint),
+            "pearson": estimate_record(estimates["pearson"].joint),
+            "kendall": estimate_record(estimates["kendall"].joint),
+            "chunks": len(self.chunks),
+            "seeds": self.effects.shape[1],
+            "queries": len(scores),
+            "constant_queries": int(correlations.constant.sum()),
+            "ceiling": ceiling.value if ceiling else None,
         }
 
 
 def sample_chunks(n_chunks: int, size: int, *, seed: int) -> np.ndarray:
-    """A uniform sample without replacement, ascending: (size,) int64, the same for every method.
+    """Draw a uniform sample without replacement, ascending: (size,) int64, the same for every method.
 
     Raises
     ------
@@ -81,9 +98,9 @@ def measure_leave_one_out(
     trainer: Trainer,
     chunks: np.ndarray,
     seeds: Sequence[int],
+    engine: EngineOptions = EngineOptions(),
     *,
     store: Path,
-    engine: EngineOptions = EngineOptions(),
 ) -> LeaveOneOut:
     """Retrain without each chunk, and with all, from every seed: (m + 1) · S models."""
     masks = np.ones((len(chunks) + 1, trainer.n_chunks), bool)
@@ -95,5 +112,5 @@ def measure_leave_one_out(
 
 
 def columns_of(blocks: Iterable[np.ndarray], chunks: np.ndarray) -> np.ndarray:
-    """The scores of some chunks only, from blocks of queries: (Q, m) float64."""
+    """Take the scores of some chunks from blocks of queries: (Q, m) float64."""
     return np.concatenate([block[:, chunks].astype(np.float64) for block in blocks])

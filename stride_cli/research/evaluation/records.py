@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
-from stride_cli.schema.derivation import described
-
 if TYPE_CHECKING:
     from stride_cli.prove.resampling import Interval
 
@@ -43,7 +41,11 @@ def _mean(what: str) -> dict[str, str]:
 
 
 def _over(what: str) -> dict[str, str]:
-    return {key: f"{text}, over {what} only" for key, text in described(SpreadRecord).items()}
+    return {
+        "se": f"bootstrap standard error, over {what} only",
+        "low": f"2.5 % of the bootstrap, over {what} only",
+        "high": f"97.5 % of the bootstrap, over {what} only",
+    }
 
 
 # -------------------------------------------------------------------------------- agreement with retraining

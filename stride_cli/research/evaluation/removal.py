@@ -1,6 +1,4 @@
-"""Top-k removal: retrain without a query's k highest chunks. Does its prediction suffer more than without k
-random ones? (sec:vision-eval)
-"""
+"""Top-k removal (sec:vision-eval): retrain without a query's k highest chunks, and without k random ones."""
 
 from __future__ import annotations
 
@@ -15,17 +13,18 @@ from stride_cli.errors import UsageError
 from stride_cli.prove.resampling import Interval, mean_interval
 from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import random_chunks
+from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.training.jobs import Job, Outcome
-from stride_cli.training.options import EngineOptions
 from stride_cli.training.retraining import retrain
 
 if TYPE_CHECKING:
+    from stride_cli.research.evaluation.records import RemovalRecord
     from stride_cli.training.jobs import Trainer
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What retraining without k chunks does to the queries, mean over seeds.
+    """Effects of retraining without k chunks on the queries, mean over seeds.
 
     Attributes
     ----------
@@ -42,7 +41,7 @@ class Removal:
     probability_random: np.ndarray
 
     def intervals(self, *, seed: int = 0) -> dict[str, Interval]:
-        """Means over queries, and of what the attributed chunks do beyond random ones ("advantage")."""
+        """Average over queries, also the attributed chunks' effect beyond random ones ("advantage")."""
         values = {
             "attributed": self.attributed,
             "random": self.random,
@@ -54,11 +53,28 @@ class Removal:
             name: mean_interval(value, seed=seed, name="removal queries") for name, value in values.items()
         }
 
+    def to_record(self, method: str, options: RemovalOptions, *, seed: int) -> RemovalRecord:
+        """Make ``stride.removal/1``."""
+        parts = {name: estimate_record(each) for name, each in self.intervals(seed=seed).items()}
+        return {
+            "schema": "stride.removal/1",
+            "method": method,
+            "k": self.k,
+            "attributed": parts["attributed"],
+            "random": parts["random"],
+            "advantage": parts["advantage"],
+            "probability_attributed": parts["probability_attributed"],
+            "probability_random": parts["probability_random"],
+            "queries": len(self.attributed),
+            "seeds": options.seeds,
+            "draws": options.draws,
+        }
+
 
 def removal_jobs(
     tops: np.ndarray, ks: Sequence[int], n_chunks: int, seeds: Sequence[int], *, draws: int, seed: int
 ) -> dict[tuple[str, int, int], list[Job]]:
-    """All that has to be retrained: ("full", 0, 0), ("top", k, query), ("random", k, draw) → a job per seed.
+    """List the retraining: ("full", 0, 0), ("top", k, query), ("random", k, draw) → a job per seed.
 
     Raises
     ------
@@ -89,11 +105,10 @@ def measure_removal(
     tops: np.ndarray,
     ks: Sequence[int],
     seeds: Sequence[int],
+    options: RemovalOptions = RemovalOptions(),
     *,
     store: Path,
-    draws: int = RemovalOptions.draws,
     seed: int = 0,
-    engine: EngineOptions = EngineOptions(),
 ) -> Iterator[Removal]:
     """Retrain, and compare with the model on everything under the same seeds.
 
@@ -102,16 +117,17 @@ def measure_removal(
     trainer : Trainer                whose queries are the Q of `tops`
     tops : (Q, max k) int64          each query's chunks by descending score
     seeds : of retraining, S
-    draws : int                      random sets of every k, the same for all queries and methods
-    engine : EngineOptions           where models are retrained
+    options : RemovalOptions         `draws` random sets of every k, the same for all queries and methods; and
+                                     where models are retrained
 
     Yields
     ------
     Removal      one for each k
     """
+    draws = options.draws
     jobs = removal_jobs(tops, ks, trainer.n_chunks, seeds, draws=draws, seed=seed)
     flat = [job for group in jobs.values() for job in group]
-    outcomes = iter(retrain(trainer, flat, store=store, engine=engine.engine, workers=engine.workers))
+    outcomes = iter(retrain(trainer, flat, store=store, engine=options.engine, workers=options.workers))
     found = {key: [next(outcomes) for _ in group] for key, group in jobs.items()}
     full = found["full", 0, 0]
     n_queries = len(tops)
@@ -123,7 +139,7 @@ def measure_removal(
 
 
 def probability(outcome: Outcome) -> np.ndarray:
-    """(Q,) float64: σ(margin) of the label, or exp(−loss)."""
+    """Compute σ(margin) of the label, or exp(−loss): (Q,) float64."""
     if outcome.margins is not None:
         from scipy.special import expit
 
@@ -132,11 +148,8 @@ def probability(outcome: Outcome) -> np.ndarray:
 
 
 def _change(removed: Sequence[Outcome], full: Sequence[Outcome]) -> np.ndarray:
-    """Rise of loss and fall of probability of every query, mean over seeds: (2, Q)."""
+    """Compute each query's rise of loss and fall of probability, mean over seeds: (2, Q)."""
     pairs = list(zip(removed, full, strict=True))
-    return np.stack(
-        [
-            np.mean([after.losses - before.losses for after, before in pairs], axis=0),
-            np.mean([probability(before) - probability(after) for after, before in pairs], axis=0),
-        ]
-    )
+    losses = [after.losses - before.losses for after, before in pairs]
+    falls = [probability(before) - probability(after) for after, before in pairs]
+    return np.stack([np.mean(losses, axis=0), np.mean(falls, axis=0)])

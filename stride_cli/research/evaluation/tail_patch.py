@@ -1,8 +1,7 @@
-"""Tail-patch lift (app:metrics): does one training step on the attributed chunks help the query more than one
-on random chunks?
+"""Tail-patch lift (app:metrics): one training step on the attributed chunks, against one on random chunks.
 
-The paper reports lifts below zero as good, against its own formula; here a lift above zero is good: the
-attributed chunks raise log p more than random ones.
+A lift above zero is good: the attributed chunks raise log p more. (The paper reports lifts below zero as
+good, against its own formula.)
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.prove.resampling import Interval, mean_interval
 from stride_cli.research.evaluation.options import TailPatchOptions
 from stride_cli.research.evaluation.ranking import random_chunks
+from stride_cli.research.evaluation.records import estimate_record
 
 if TYPE_CHECKING:
     import torch
 
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
+    from stride_cli.research.evaluation.records import TailPatchRecord
 
 _BATCH_TOKENS = 4096
 _QUERY_BATCH = 16
@@ -47,14 +48,30 @@ class TailPatch:
 
     @property
     def lift(self) -> np.ndarray:
-        """(Q,) float64, > 0 where the attributed chunks help more."""
+        """Lift of each query, (Q,) float64; > 0: the attributed chunks help more."""
         return self.attributed - self.random
 
     def intervals(self, *, seed: int = 0) -> dict[str, Interval]:
-        """Means over queries of lift, attributed and random."""
+        """Average lift, attributed and random over queries."""
         return {
             name: mean_interval(getattr(self, name), seed=seed, name="tail-patch queries")
             for name in ("lift", "attributed", "random")
+        }
+
+    def to_record(self, method: str, options: TailPatchOptions, *, seed: int) -> TailPatchRecord:
+        """Make ``stride.tail_patch/1``."""
+        parts = {name: estimate_record(each) for name, each in self.intervals(seed=seed).items()}
+        return {
+            "schema": "stride.tail_patch/1",
+            "method": method,
+            "k": self.k,
+            "lift": parts["lift"],
+            "attributed": parts["attributed"],
+            "random": parts["random"],
+            "helped": float((self.lift > 0).mean()),
+            "queries": len(self.lift),
+            "draws": options.draws,
+            "lr": options.lr,
         }
 
 
@@ -85,7 +102,7 @@ class Patcher:
         self.base = self._losses(range(len(queries)))  # (Q,)
 
     def change(self, chunks: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-        """Δ log p of queries `rows` by one step on `chunks`; the model is as before afterwards.
+        """Measure Δ log p of queries `rows` by one step on `chunks`; the model is restored.
 
         Returns
         -------
@@ -115,7 +132,7 @@ class Patcher:
         return changed
 
     def _gradient(self, chunks: np.ndarray) -> list[torch.Tensor | None]:
-        """∇ of the mean loss over all scored tokens of the chunks, one tensor a parameter."""
+        """Take ∇ of the mean loss over all scored tokens of the chunks, one tensor a parameter."""
         batches = list(self.workspace.chunks.batches(_BATCH_TOKENS, np.sort(chunks)))
         total = float(sum(float(batch.scored.sum()) for batch in batches))
         if total == 0:  # no scored token, no loss: a step that leads nowhere

@@ -128,7 +128,7 @@ def select(
     check_selection(index, options.size)
     owner = np.asarray(index.array("corpus/chunk_document"))
     if shared is not None:
-        from stride_cli.research.evaluation.shared_scores import shared_document_scores
+        from stride_cli.research.evaluation.workers import shared_document_scores
 
         scored = shared_document_scores(shared[0], spec, queries, shared[1])
     else:
@@ -149,13 +149,10 @@ def select(
 
 
 def _document_scores(task: Workspace, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:
-    """Of a method, (D,) float64 for each query, by this process."""
-    from stride_cli.research.evaluation.scoring import document_blocks
-    from stride_cli.research.methods.registry import open_method
+    """Score documents by a method in this process, (D,) float64 for each query."""
+    from stride_cli.research.evaluation.scoring import document_blocks, fitted_method
 
-    opened = open_method(spec)
-    opened.fit(task)
-    for block in document_blocks(opened, queries, task.index):
+    for block in document_blocks(fitted_method(task, spec), queries, task.index):
         yield from block
 
 

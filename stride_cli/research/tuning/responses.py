@@ -1,9 +1,8 @@
-"""What settings are judged by: losses of the user's own model, trained a little further on random subsets.
+"""Responses that settings are judged by: losses after the model was trained further on random halves.
 
-Nothing is retrained from scratch, and no recipe is needed. The model goes on from its own weights, on each of
-R random halves of the corpus, for a few passes; what that does to the losses of queries that are in none of
-the halves stands in for what retraining would do. It is a stand-in: the optimizer is AdamW whatever trained
-the model, a few passes forget little of the other half, and noise between halves is not averaged over seeds.
+The model goes on from its own weights, on each of R random halves of the corpus, for a few passes; queries
+are in none of the halves. It is a stand-in for retraining: the optimizer is AdamW whatever trained the model,
+a few passes forget little of the other half, and noise between halves is not averaged over seeds.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MOST_TOKENS = 4096  # of a batch of further training
 
 
 class WithheldChunks(ChunkReader):
-    """The chunks of an index with some of them unscored: they leave no trace in operators.
+    """Chunks of an index with some of them unscored, so that they leave no trace in operators.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ class WithheldChunks(ChunkReader):
 
 
 def withheld_queries(workspace: Workspace, count: int) -> tuple[QuerySet, np.ndarray]:
-    """Chunks of the corpus drawn by lot as queries: the queries, and their numbers (m,) int64, ascending.
+    """Draw chunks of the corpus as queries; also their numbers, (m,) int64, ascending.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def withheld_queries(workspace: Workspace, count: int) -> tuple[QuerySet, np.nda
 
 
 def random_halves(workspace: Workspace, withheld: np.ndarray, count: int) -> np.ndarray:
-    """Random halves of the chunks that are not withheld, (R, n) bool; more can be added later."""
+    """Draw random halves of the chunks that are not withheld, (R, n) bool; more can be added later."""
     rest = np.setdiff1d(np.arange(workspace.n_chunks), withheld)
     masks = np.zeros((count, workspace.n_chunks), bool)
     for number, mask in enumerate(masks):
@@ -141,7 +140,7 @@ class ContinuedTrainer:
         return self.where.device
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Losses of the queries after further training on each job's chunks, in order."""
+        """Train further on each job's chunks, in order, and measure the queries' losses."""
         from stride_cli.training.language_trainer import query_losses
 
         if self._opened is None:
@@ -195,6 +194,6 @@ class ContinuedTrainer:
 
 
 def _typical_weight(parameters: Sequence[Any]) -> float:
-    """Median over weight matrices of the root mean square of their entries."""
+    """Compute the median over weight matrices of the root mean square of their entries."""
     matrices = [value for value in parameters if value.ndim > 1] or list(parameters)
     return float(np.median([value.detach().double().square().mean().sqrt().item() for value in matrices]))

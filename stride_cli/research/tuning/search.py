@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class Trial:
     scores : (L, Q) float64            Spearman's ρ over subsets of predicted and measured response
     seconds : float                    of fit and scoring
     error : str, optional              why the fit failed; there are no scores then
+    kept : bool                        read from an earlier run
     """
 
     settings: dict[str, Any]
@@ -55,13 +57,17 @@ class Trial:
 
     @property
     def best(self) -> int:
-        """Which λ has the highest mean."""
+        """Number of the λ of highest mean."""
         return int(np.argmax(self.scores.mean(axis=1)))
+
+    def at(self, lambda_ratio: float) -> np.ndarray:
+        """Scores of every query at one λ, (Q,)."""
+        return self.scores[self.lambdas.index(lambda_ratio)]
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What trials are judged by.
+    """Measured responses that trials are judged by.
 
     Attributes
     ----------
@@ -96,7 +102,7 @@ class TrialStore:
         return self.directory / f"{key}.json"
 
     def read(self, key: str) -> Trial | None:
-        """A finished trial; None where there is none, or where its file is damaged."""
+        """Read a finished trial; None where there is none, or where its file is damaged."""
         try:
             stored = json.loads(self.path(key).read_text(encoding="utf-8"))
             if stored["key"] != key:
@@ -125,14 +131,12 @@ class TrialStore:
 def run_trial(
     workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
 ) -> Trial:
-    """Fit operators with these settings, recover at every λ, compare with the measured responses.
+    """Fit operators, recover at every λ, compare with the measured responses.
 
     Raises
     ------
     UsageError      settings that cannot be for this model and index
     """
-    import time
-
     from stride_cli.research.evaluation.scoring import checked_block
     from stride_cli.research.methods.stride import StrideMethod
 
@@ -150,26 +154,20 @@ def run_trial(
 def trial_key(
     workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
 ) -> str:
-    """SHA-256 of what decides a trial: settings with their defaults filled in, λ, target, index, version."""
-    from dataclasses import asdict
-
+    """Hash what decides a trial: settings with their defaults filled in, λ, target, index, version."""
     own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
     if not layer_matters(settings):
         own["layer"] = None
     resolved = asdict(resolve_settings(ClosedOptions(**own), workspace.model, workspace.index))
-    design = [
-        settings.get("subsets"),
-        settings.get("degree"),
-        workspace.index.n_subsets,
-        workspace.index.degree,
-    ]
-    prints = workspace.index.attributes["fingerprints"]
-    parts = [resolved, design, workspace.index.seed, list(lambdas), target.digest, prints, __version__]
+    index = workspace.index
+    design = [settings.get("subsets"), settings.get("degree"), index.n_subsets, index.degree]
+    prints = index.attributes["fingerprints"]
+    parts = [resolved, design, index.seed, list(lambdas), target.digest, prints, __version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def layer_matters(settings: Mapping[str, Any]) -> bool:
-    """Whether the operators act at a layer of one's choice."""
+    """Tell whether the operators act at a layer of one's choice."""
     from stride_cli.operators.spaces import acts_at_layer
 
     return acts_at_layer(str(settings["space"]))
@@ -186,11 +184,11 @@ def sweep(
     matters: Callable[[str, Mapping[str, Any]], bool] = lambda name, settings: True,
     identity: Callable[[Mapping[str, Any]], str] = lambda settings: json.dumps(settings, sort_keys=True),
 ) -> Iterator[tuple[Trial, bool]]:
-    """Trials one after another, and whether each is the best so far.
+    """Yield trials one after another, and whether each is the best so far.
 
     ``steps`` begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on
     from the best; ``grid`` tries every combination. A trial is the best only where its mean is the highest so
-    far and exceeds that of `start` by more than chance explains: what it may explain is no reason to change.
+    far and exceeds that of `start` by more than chance explains.
 
     Parameters
     ----------
@@ -226,20 +224,22 @@ def sweep(
             return
         done.add(key)
         trial = evaluate(settings)
-        better = trial.error is None and (best is None or first is None or _wins(trial, best, first, seed))
+        better = trial.error is None and (
+            best is None
+            or first is None
+            or (
+                bool(trial.scores[trial.best].mean() > best.scores[best.best].mean())
+                and exceeds(trial, first, seed=seed)
+            )
+        )
         if better:
             best = trial
             first = first or trial
         yield trial, better
 
 
-def _wins(trial: Trial, best: Trial, first: Trial, seed: int) -> bool:
-    highest = bool(trial.scores[trial.best].mean() > best.scores[best.best].mean())
-    return highest and exceeds(trial, first, seed=seed)
-
-
 def exceeds(trial: Trial, other: Trial, *, seed: int = 0) -> bool:
-    """Whether a trial's mean is higher by more than two standard errors of the difference, over queries."""
+    """Tell whether a trial's mean is higher by more than two standard errors of the difference."""
     return _above_chance(trial.scores[trial.best] - other.scores[other.best], seed)
 
 
@@ -249,7 +249,7 @@ def _above_chance(difference: np.ndarray, seed: int) -> bool:
 
 
 def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
-    """The λ of a trial: the usual one, unless another is better by more than two standard errors.
+    """Choose the λ of a trial: the usual one, unless another is better by more than two standard errors.
 
     Parameters
     ----------
@@ -257,13 +257,12 @@ def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
     """
     if usual not in trial.lambdas:
         return trial.lambdas[trial.best]
-    own = trial.scores[trial.lambdas.index(usual)]
-    better = _above_chance(trial.scores[trial.best] - own, seed)
+    better = _above_chance(trial.scores[trial.best] - trial.at(usual), seed)
     return trial.lambdas[trial.best] if better else usual
 
 
 def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
-    """UsageError where a value to try cannot be."""
+    """Raise UsageError where a value to try cannot be."""
     for name in ("subsets", "degree"):
         for value in grid.get(name, ()):
             if value < 1:
@@ -279,5 +278,5 @@ def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> N
 
 
 def failed(settings: Mapping[str, Any], lambdas: Sequence[float], error: StrideError) -> Trial:
-    """A trial whose settings cannot be fitted: it is reported, and the sweep goes on."""
+    """Make the trial of settings that cannot be fitted: it is reported, and the sweep goes on."""
     return Trial(dict(settings), tuple(lambdas), np.zeros((0, 0)), 0.0, error.message)

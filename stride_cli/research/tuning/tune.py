@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from index_format.location import local_directory
 from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.output import note, progress
 from stride_cli.prove.resampling import mean_interval
+from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
 from stride_cli.research.tuning.options import TuneOptions
 from stride_cli.research.tuning.responses import (
     EPOCHS,
@@ -40,53 +41,10 @@ from stride_cli.research.tuning.search import (
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.kinds import Kind
-    from stride_cli.research.tuning.records import (
-        LambdaScore,
-        QueryMean,
-        SettingsRecord,
-        TrialRecord,
-        TuneRecord,
-    )
+    from stride_cli.research.tuning.records import SettingsRecord, TrialRecord, TuneRecord
 
 _HELD_OUT = 48
 _WRITTEN = ("space", "layer", "rank", "damping")  # the others are of an index
-
-
-@dataclass(frozen=True, eq=False)
-class Tuned:
-    """The chosen settings.
-
-    Attributes
-    ----------
-    best, first : Trial            the chosen one, and the one that the sweep began with
-    lambda_ratio, first_lambda : float
-    start, usual_lambda :          the settings that there were before
-    target : Target
-    trials : int
-    response_seconds, trial_seconds : float
-    """
-
-    best: Trial
-    first: Trial
-    lambda_ratio: float
-    first_lambda: float
-    start: Mapping[str, Any]
-    usual_lambda: float
-    target: Target
-    trials: int
-    response_seconds: float
-    trial_seconds: float
-
-    def changed(self) -> dict[str, Any]:
-        """What the chosen settings have otherwise than those before."""
-        return {name: value for name, value in self.best.settings.items() if value != self.start[name]}
-
-    def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """The criterion of every query, (Q,) each: with the chosen settings, and with the first ones."""
-        chosen = self.best.scores[self.best.lambdas.index(self.lambda_ratio)]
-        return chosen, self.first.scores[self.first.lambdas.index(self.first_lambda)]
-
-
 _GRIDS: dict[Kind, dict[str, list[Any]]] = {
     "language": {
         "space": ["residual-matrix+logit", "residual-matrix"],
@@ -101,27 +59,12 @@ _GRIDS: dict[Kind, dict[str, list[Any]]] = {
 }
 
 
-def default_grid(workspace: Workspace) -> dict[str, list[Any]]:
-    """Values worth trying of what an index need not be built anew for."""
-    depth = workspace.model.n_layers
-    layers = sorted({max(1, round(depth * share)) for share in (1 / 3, 2 / 3, 1)})
-    grid = _GRIDS[workspace.model.kind]
-    spaces = list(dict.fromkeys([default_space(workspace), *grid["space"]]))
-    return {"space": spaces, "layer": layers, "damping": grid["damping"], "rank": grid["rank"]}
+def tune_index(
+    where: WorkspacePath, options: TuneOptions, on_trial: Callable[[TrialRecord], None]
+) -> dict[str, Any]:
+    """Measure responses, sweep the settings, choose; see `stride_cli.research.api.tune`.
 
-
-def default_space(workspace: Workspace) -> str:
-    """The operator space that this model and index are fitted in where none is asked for."""
-    from stride_cli.operators.options import ClosedOptions, resolve_settings
-
-    return "+".join(resolve_settings(ClosedOptions(), workspace.model, workspace.index).spaces)
-
-
-def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iterator[tuple[Trial, bool]]:
-    """Measure responses, then yield trials as they finish, and whether each is the best so far.
-
-    The outcome is appended to `found` at the end. Responses and trials are kept in ``INDEX.tuning`` beside
-    the index, so that an interrupted sweep goes on.
+    Responses and trials are kept in ``INDEX.tuning`` beside the index: an interrupted sweep goes on.
 
     Raises
     ------
@@ -130,46 +73,27 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
     """
     from stride_cli.attribution.defaults import recovery_defaults
 
+    # 1. where the sweep begins, and what it tries
     lambdas = tuple(sorted(set(map(float, options.lambdas))))
     check_grid(options.grid or {}, lambdas)
     local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
     usual = float(recovery_defaults(workspace.index, workspace.model, "closed", None)["lambda_ratio"])
-    grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
     start = {name: options.start.get(name) for name in DIMENSIONS}
     start["space"] = start["space"] or default_space(workspace)
-    for name, own in (("subsets", workspace.index.n_subsets), ("degree", workspace.index.degree)):
+    grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
+    for name, usual_value in (("subsets", workspace.index.n_subsets), ("degree", workspace.index.degree)):
         if name in grid:  # the index's own design is asked for by naming none
-            grid[name] = [None if value == own else value for value in grid[name]]
+            grid[name] = [None if value == usual_value else value for value in grid[name]]
+    # 2. what trials are judged by
     place = workspace.index.directory.with_name(workspace.index.directory.name + ".tuning")
     begun = time.perf_counter()
     workspace, target = _target(workspace, where, options, place)
-    measured = time.perf_counter()
-    store = TrialStore(place / "trials")
-
-    def evaluate(settings: dict[str, Any]) -> Trial:
-        try:
-            key = trial_key(workspace, target, settings, lambdas)
-            trial = store.read(key)
-            if trial is None:
-                trial = run_trial(workspace, target, settings, lambdas)
-                store.add(key, trial)
-            return trial
-        except (UsageError, NumericalError) as error:
-            return failed(settings, lambdas, error)
-
-    def matters(name: str, settings: Mapping[str, Any]) -> bool:
-        return name != "layer" or layer_matters(settings)
-
-    def identity(settings: Mapping[str, Any]) -> str:
-        try:
-            return trial_key(workspace, target, settings, lambdas)
-        except StrideError:  # they cannot be fitted, and the trial will say so
-            return repr(sorted(settings.items(), key=str))
-
-    most = 1 + sum(len(values) for values in grid.values())
-    if options.search == "grid":
-        most = 1 + int(np.prod([len(values) for values in grid.values()]))
+    response_seconds = time.perf_counter() - begun
+    # 3. the sweep
+    trials = _Trials(workspace, target, lambdas, TrialStore(place / "trials"))
+    sizes = [len(values) for values in grid.values()]
+    most = 1 + (int(np.prod(sizes)) if options.search == "grid" else sum(sizes))
     best: Trial | None = None
     first: Trial | None = None
     seconds, count = 0.0, 0
@@ -177,41 +101,106 @@ def tune(where: WorkspacePath, options: TuneOptions, found: list[Tuned]) -> Iter
         for trial, better in sweep(
             grid,
             start,
-            evaluate,
+            trials.evaluate,
             search=options.search,
             limit=options.trials,
             seed=workspace.seed,
-            matters=matters,
-            identity=identity,
+            matters=lambda name, settings: name != "layer" or layer_matters(settings),
+            identity=trials.identity,
         ):
             count += 1
             seconds += trial.seconds
             first = trial if first is None and trial.error is None else first
             best = trial if better else best
-            yield trial, better
+            on_trial(trial_record(count, trial, better, workspace, seed=workspace.seed))
             bar.advance()
     if best is None or first is None:
         raise NumericalError("no trial could be fitted", fix="see the errors of the trials")
-    found.append(
-        Tuned(
-            best=best,
-            first=first,
-            lambda_ratio=choose_lambda(best, usual, seed=workspace.seed),
-            first_lambda=usual if usual in first.lambdas else first.lambdas[first.best],
-            start=start,
-            usual_lambda=usual,
-            target=target,
-            trials=count,
-            response_seconds=measured - begun,
-            trial_seconds=seconds,
-        )
-    )
+    # 4. the choice; what gains nothing stays as it is, and is not made explicit: other indexes have other
+    # defaults
+    ratio = choose_lambda(best, usual, seed=workspace.seed)
+    scores = best.at(ratio)
+    before = first.at(usual if usual in first.lambdas else first.lambdas[first.best])
+    own, shown = workspace.index, resolved(best.settings, workspace)
+    settings = {
+        f"train.{name}": best.settings[name] for name in _WRITTEN if best.settings[name] != start[name]
+    }
+    following = f"stride train --index {own.path} --overwrite" if settings else ""
+    if settings or ratio != usual:
+        settings["query.lambda_ratio"] = ratio
+    if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
+        design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
+        following = f"build the index anew with {design}, then stride train"
+    record: TuneRecord = {
+        "schema": "stride.tune/1",
+        "index": str(own.path),
+        "criterion": target.name,
+        "queries": len(target.queries),
+        "responses": len(target.masks),
+        **shown,
+        "lambda_ratio": ratio,
+        "score": _mean(scores, workspace.seed),
+        "gain": _mean(scores - before, workspace.seed),
+        "trials": count,
+        "written": "\n".join(f"{key}: {_as_yaml(value)}" for key, value in settings.items()),
+        "path": "",
+        "next": following,
+        "seconds": {"responses": response_seconds, "trials": seconds},
+    }
+    return {**record, "settings": settings}
+
+
+class _Trials:
+    """Trials on one target, each kept on disk."""
+
+    def __init__(
+        self, workspace: Workspace, target: Target, lambdas: tuple[float, ...], store: TrialStore
+    ) -> None:
+        self._workspace, self._target, self._lambdas, self._store = workspace, target, lambdas, store
+
+    def evaluate(self, settings: dict[str, Any]) -> Trial:
+        """Run a trial, or read the finished one; settings that cannot be fitted give a failed one."""
+        try:
+            key = self._key(settings)
+            trial = self._store.read(key)
+            if trial is None:
+                trial = run_trial(self._workspace, self._target, settings, self._lambdas)
+                self._store.add(key, trial)
+            return trial
+        except (UsageError, NumericalError) as error:
+            return failed(settings, self._lambdas, error)
+
+    def identity(self, settings: Mapping[str, Any]) -> str:
+        """Name settings so that those that mean the same have one name."""
+        try:
+            return self._key(settings)
+        except StrideError:  # they cannot be fitted, and the trial will say so
+            return repr(sorted(settings.items(), key=str))
+
+    def _key(self, settings: Mapping[str, Any]) -> str:
+        return trial_key(self._workspace, self._target, settings, self._lambdas)
+
+
+def default_grid(workspace: Workspace) -> dict[str, list[Any]]:
+    """List values worth trying of what an index need not be built anew for."""
+    depth = workspace.model.n_layers
+    layers = sorted({max(1, round(depth * share)) for share in (1 / 3, 2 / 3, 1)})
+    grid = _GRIDS[workspace.model.kind]
+    spaces = list(dict.fromkeys([default_space(workspace), *grid["space"]]))
+    return {"space": spaces, "layer": layers, "damping": grid["damping"], "rank": grid["rank"]}
+
+
+def default_space(workspace: Workspace) -> str:
+    """Name the operator space that this model and index are fitted in by default."""
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
+
+    return "+".join(resolve_settings(ClosedOptions(), workspace.model, workspace.index).spaces)
 
 
 def _target(
     workspace: Workspace, where: WorkspacePath, options: TuneOptions, place: Path
 ) -> tuple[Workspace, Target]:
-    """The workspace that operators are fitted on, and what they are judged by."""
+    """Measure what trials are judged by; also the workspace that operators are fitted on."""
     from stride_cli.data.query_files import read_queries
     from stride_cli.randomness import stream_key
     from stride_cli.research.evaluation.bench import Bench
@@ -223,116 +212,60 @@ def _target(
         bench = Bench(where, queries=options.queries)
         ground = bench.ground()
         return bench.workspace, Target(bench.queries, bench.truth.masks, ground.measured, "truth")
-    epochs = options.epochs if options.epochs is not None else EPOCHS[workspace.model.kind]
     withheld = np.zeros(0, np.int64)
-    kept_back = getattr(workspace.model, "held_out", ())
     if options.queries is not None:
         queries = read_queries(workspace, options.queries)
-    elif len(kept_back) and options.held_out is None:
+    elif len(getattr(workspace.model, "held_out", ())) and options.held_out is None:
         queries = read_queries(workspace, Path("held-out"))
     else:
-        queries, withheld = withheld_queries(
-            workspace, options.held_out or min(_HELD_OUT, workspace.n_chunks // 8)
-        )
+        count = options.held_out or min(_HELD_OUT, workspace.n_chunks // 8)
+        queries, withheld = withheld_queries(workspace, count)
         workspace = replace(workspace, chunks=WithheldChunks(workspace.index, withheld))
     masks = random_halves(workspace, withheld, options.responses)
-    prints = workspace.index.attributes["fingerprints"]
     trainer: Trainer
     if options.criterion == "retrained":
-        trainer = open_trainer(workspace, queries)
+        trainer, how = open_trainer(workspace, queries), "anew"
     else:
+        how, prints = "further", workspace.index.attributes["fingerprints"]
         trainer = ContinuedTrainer(
             where=replace(where, dtype="fp32"),
             queries=queries,
             n_chunks=workspace.n_chunks,
             fingerprints=prints["model"] + prints["corpus"],
-            epochs=epochs,
+            epochs=options.epochs if options.epochs is not None else EPOCHS[workspace.model.kind],
             lr=options.lr,
             source=options.queries,
             peak_bytes=training_bytes(workspace.model, MOST_TOKENS) if workspace.model.table is None else 0,
         )
-    seeds = [
-        stream_key(workspace.seed, "tuning response", number) % (1 << 31) for number in range(len(masks))
+    jobs = [
+        Job(mask, stream_key(workspace.seed, "tuning response", number) % (1 << 31))
+        for number, mask in enumerate(masks)
     ]
-    jobs = [Job(mask, seed) for mask, seed in zip(masks, seeds, strict=True)]
-    missing = count_missing(trainer, jobs, store=place / "responses")
-    what = "training the model anew" if options.criterion == "retrained" else "training the model further"
-    note(f"{what} on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
-    outcomes = retrain(
-        trainer, jobs, store=place / "responses", engine=options.engine, workers=options.workers
-    )
+    store = place / "responses"
+    missing = count_missing(trainer, jobs, store=store)
+    note(f"training the model {how} on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
+    outcomes = retrain(trainer, jobs, store=store, engine=options.engine, workers=options.workers)
     losses = np.array([outcome.losses for outcome in outcomes])  # (R, Q)
     return workspace, Target(queries, masks, -losses.T, options.criterion)
-
-
-def tune_index(
-    where: WorkspacePath, options: TuneOptions, on_trial: Callable[[TrialRecord], None]
-) -> dict[str, Any]:
-    """See `stride_cli.api.tune`."""
-    import yaml
-
-    workspace = where.open()
-    found: list[Tuned] = []
-    for number, (trial, better) in enumerate(tune(where, options, found), 1):
-        on_trial(trial_record(number, trial, better, workspace, seed=workspace.seed))
-    tuned = found[0]
-    chosen, before = tuned.scores()
-    shown = resolved(tuned.best.settings, workspace)
-    # what nothing was gained by stays as it is, and is not made explicit: other indexes have other defaults
-    settings = {f"train.{name}": value for name, value in tuned.changed().items() if name in _WRITTEN}
-    own = workspace.index
-    following = f"stride train --index {own.path} --overwrite" if settings else ""
-    if settings or tuned.lambda_ratio != tuned.usual_lambda:
-        settings["query.lambda_ratio"] = tuned.lambda_ratio
-    if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
-        design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
-        following = f"build the index anew with {design}, then stride train"
-    record: TuneRecord = {
-        "schema": "stride.tune/1",
-        "index": str(own.path),
-        "criterion": tuned.target.name,
-        "queries": len(tuned.target.queries),
-        "responses": len(tuned.target.masks),
-        **shown,
-        "lambda_ratio": tuned.lambda_ratio,
-        "score": _mean(chosen, workspace.seed),
-        "gain": _mean(chosen - before, workspace.seed),
-        "trials": tuned.trials,
-        "written": "\n".join(
-            f"{key}: {yaml.safe_dump(value).splitlines()[0]}" for key, value in settings.items()
-        ),
-        "path": "",
-        "next": following,
-        "seconds": {"responses": tuned.response_seconds, "trials": tuned.trial_seconds},
-    }
-    return {**record, "settings": settings}
-
-
-def _mean(scores: np.ndarray, seed: int) -> QueryMean:
-    found = mean_interval(scores, seed=seed, name="tuning")
-    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}
 
 
 def trial_record(
     number: int, trial: Trial, better: bool, workspace: Workspace, *, seed: int = 0
 ) -> TrialRecord:
-    """One trial as ``stride.trial/1``."""
-    scored: list[LambdaScore] = [
-        {"lambda_ratio": ratio, "score": interval.mean, "se": interval.se}
-        for ratio, interval in (
-            (ratio, mean_interval(scores, seed=seed, name="tuning"))
-            for ratio, scores in zip(trial.lambdas, trial.scores, strict=False)
-        )
-    ]
-    best = scored[trial.best] if scored else None
+    """Make ``stride.trial/1``."""
+    means = [mean_interval(scores, seed=seed, name="tuning") for scores in trial.scores]
+    best = trial.best if means else None
     record: TrialRecord = {
         "schema": "stride.trial/1",
         "trial": number,
         **resolved(trial.settings, workspace),
-        "lambda_ratio": best["lambda_ratio"] if best else None,
-        "score": best["score"] if best else None,
-        "se": best["se"] if best else None,
-        "lambdas": scored,
+        "lambda_ratio": None if best is None else trial.lambdas[best],
+        "score": None if best is None else means[best].mean,
+        "se": None if best is None else means[best].se,
+        "lambdas": [
+            {"lambda_ratio": ratio, "score": found.mean, "se": found.se}
+            for ratio, found in zip(trial.lambdas, means, strict=False)
+        ],
         "best": better,
         "kept": trial.kept,
         "seconds": trial.seconds,
@@ -343,23 +276,30 @@ def trial_record(
 
 
 def resolved(settings: Mapping[str, Any], workspace: Workspace) -> SettingsRecord:
-    """Settings with the defaults of this model and index in place of None."""
+    """Fill in the defaults of this model and index."""
     from stride_cli.operators.options import ClosedOptions, resolve_settings
 
     plain = resolve_settings(ClosedOptions(space=settings["space"]), workspace.model, workspace.index)
-    own = {
-        "layer": plain.layer,
-        # a classifier's training time stands in for damping unless one is given
-        "damping": plain.damping if plain.time is None else None,
-        "subsets": workspace.index.n_subsets,
-        "degree": workspace.index.degree,
-    }
-    shown = {name: own[name] if settings[name] is None else settings[name] for name in own}
+
+    def shown(name: str, default: Any) -> Any:
+        return default if settings[name] is None else settings[name]
+
     return {
         "space": settings["space"],
-        "layer": shown["layer"],
+        "layer": shown("layer", plain.layer),
         "rank": settings["rank"],
-        "damping": shown["damping"],
-        "subsets": shown["subsets"],
-        "degree": shown["degree"],
+        # a classifier's training time stands in for damping unless one is given
+        "damping": shown("damping", plain.damping if plain.time is None else None),
+        "subsets": shown("subsets", workspace.index.n_subsets),
+        "degree": shown("degree", workspace.index.degree),
     }
+
+
+def _mean(scores: np.ndarray, seed: int) -> EstimateRecord:
+    return estimate_record(mean_interval(scores, seed=seed, name="tuning"))
+
+
+def _as_yaml(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value).splitlines()[0])

@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from stride_cli.research.evaluation.breakdown import (
-    mean_over_queries,
-    partial_spearman,
-    query_groups,
-)
+from stride_cli.research.evaluation.compare import mean_over_queries, query_groups
+from stride_cli.research.evaluation.metrics import partial_spearman
 
 
 def test_groups_are_the_first_part_of_the_names() -> None:

@@ -24,6 +24,7 @@ class NoisyTrainer:
     device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 8
+    device = "cpu"
 
     def __init__(self, influence: np.ndarray, noise: float) -> None:
         self.influence, self.noise = influence, noise
@@ -43,7 +44,7 @@ def influence() -> np.ndarray:
 
 def test_effects_are_the_influences_and_true_scores_agree(influence: np.ndarray, tmp_path: Path) -> None:
     sample = sample_chunks(N, 12, seed=3)
-    found = measure_leave_one_out(NoisyTrainer(influence, 0), sample, [1, 2], store=tmp_path, engine=ONE)
+    found = measure_leave_one_out(NoisyTrainer(influence, 0), sample, [1, 2], ONE, store=tmp_path)
     assert found.effects.shape == (12, 2, QUERIES)
     assert found.effects[:, 0] == pytest.approx(influence[:, sample].T)
     scores = columns_of([influence[:2], influence[2:]], sample)
@@ -61,10 +62,10 @@ def test_noise_lowers_the_ceiling(influence: np.ndarray, tmp_path: Path) -> None
     ceilings = []
     for noise in (0.1, 3.0):
         trainer = NoisyTrainer(influence, noise)
-        found = measure_leave_one_out(trainer, sample, [1, 2, 3, 4], store=tmp_path / str(noise), engine=ONE)
+        found = measure_leave_one_out(trainer, sample, [1, 2, 3, 4], ONE, store=tmp_path / str(noise))
         ceilings.append(found.ceiling().value)
     assert ceilings[0] > 0.95 > 0.9 > ceilings[1]
-    single = measure_leave_one_out(trainer, sample, [1], store=tmp_path / "3.0", engine=ONE)
+    single = measure_leave_one_out(trainer, sample, [1], ONE, store=tmp_path / "3.0")
     assert single.ceiling() is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -146,24 +146,6 @@ def test_distribution_by_hand() -> None:
     assert metrics.top_coverage(scores) == pytest.approx([1, 0.1, np.nan], nan_ok=True)
     assert metrics.top_coverage(scores, 0.7)[1] == pytest.approx(0.7)
     assert metrics.active_set(scores).tolist() == [1, 10, 0]
-
-
-def test_recall_counts_no_tie_as_evidence() -> None:
-    scores = np.array([[3.0, 2.0, 0.0, 0.0, 0.0, 0.0]] * 3)
-    relevant = [np.array([0, 2]), np.array([1]), np.array([], int)]
-    assert metrics.recall_at(scores, relevant, 3) == pytest.approx([0.5, 1, np.nan], nan_ok=True)
-    assert metrics.descending_mid_ranks(scores[0]).tolist() == [1, 2, 4.5, 4.5, 4.5, 4.5]
-    assert metrics.recall_at(scores, relevant, 6)[0] == 1
-    with pytest.raises(UsageError, match="k is 7"):
-        metrics.recall_at(scores, relevant, 7)
-
-
-@given(st.integers(2, 30), st.integers(1, 30), st.integers(0, 100))
-@settings(max_examples=30)
-def test_recall_of_everything_relevant_is_k_over_n(n: int, k: int, seed: int) -> None:
-    k = min(k, n)
-    scores = np.random.default_rng(seed).permutation(n)[None].astype(float)
-    assert metrics.recall_at(scores, [np.arange(n)], k)[0] == pytest.approx(k / n)
 
 
 @pytest.mark.parametrize(

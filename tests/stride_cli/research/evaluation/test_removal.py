@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stride_cli.errors import UsageError
+from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import (
     check_ks,
     document_scores,
@@ -18,10 +19,8 @@ from stride_cli.research.evaluation.ranking import (
 )
 from stride_cli.research.evaluation.removal import measure_removal, removal_jobs
 from stride_cli.training.jobs import Job, Outcome
-from stride_cli.training.options import EngineOptions
 
 N, QUERIES = 40, 4
-ONE = EngineOptions(workers=1)
 
 
 class AdditiveTrainer:
@@ -31,6 +30,7 @@ class AdditiveTrainer:
     device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 4
+    device = "cpu"
 
     def __init__(self, influence: np.ndarray, *, margins: bool = False) -> None:
         self.influence = influence
@@ -54,9 +54,8 @@ def influence() -> np.ndarray:
 def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path) -> None:
     tops = top_chunks([influence], 10)
     trainer = AdditiveTrainer(influence)
-    small, large = measure_removal(
-        trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE
-    )
+    options = RemovalOptions(draws=3, workers=1)
+    small, large = measure_removal(trainer, tops, [2, 10], [5, 6], options, store=tmp_path, seed=1)
     for found, k in ((small, 2), (large, 10)):
         expected = [influence[query, tops[query, :k]].sum() for query in range(QUERIES)]
         assert found.k == k and found.attributed == pytest.approx(np.array(expected))
@@ -67,7 +66,7 @@ def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path
     intervals = large.intervals()
     advantage = (large.attributed - large.random).mean()
     assert intervals["advantage"].mean == pytest.approx(advantage) and intervals["advantage"].low > 0
-    again = list(measure_removal(trainer, tops, [2, 10], [5, 6], store=tmp_path, draws=3, seed=1, engine=ONE))
+    again = list(measure_removal(trainer, tops, [2, 10], [5, 6], options, store=tmp_path, seed=1))
     assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))  # everything was kept
     assert again[1].attributed.tolist() == large.attributed.tolist()
 
@@ -76,9 +75,9 @@ def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path
 def test_probability_falls(influence: np.ndarray, tmp_path: Path, margins: bool) -> None:
     """exp(−loss) for text, σ(margin) for classifiers."""
     tops = top_chunks([influence], 3)
-    (found,) = measure_removal(
-        AdditiveTrainer(influence, margins=margins), tops, [3], [0], store=tmp_path, draws=1, engine=ONE
-    )
+    options = RemovalOptions(draws=1, workers=1)
+    trainer = AdditiveTrainer(influence, margins=margins)
+    (found,) = measure_removal(trainer, tops, [3], [0], options, store=tmp_path)
     before = 3 - influence.sum(axis=1)
     after = before + found.attributed
     expected = (

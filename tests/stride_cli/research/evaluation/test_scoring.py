@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stride_cli.data.query_set import QuerySet
-from stride_cli.errors import NumericalError, QueryError, UsageError
+from stride_cli.data.workspace import WorkspacePath
+from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
+from stride_cli.research.evaluation import workers
 from stride_cli.research.evaluation.bench import split_methods
 from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.scoring import ScoreFile, match_queries, run_method, score_blocks
@@ -132,7 +134,7 @@ def test_a_score_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 _PEAKS = """
 import mmap
 import numpy as np
-from stride_cli.research.evaluation.apart import MemoryPeak
+from stride_cli.research.evaluation.workers import _MemoryPeak as MemoryPeak
 from stride_cli.research.evaluation.scoring import Run
 
 nothing = Run(np.zeros((1, 0)), None, 0.0, 0.0, 0.0)
@@ -158,66 +160,8 @@ def test_memory_peaks_are_seen_though_they_pass() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypatch) -> None:
-    """The child is killed while it loads: the message says so, nothing hangs."""
-    import multiprocessing
-    import os
-    import signal
-    import threading
-    import time
-
-    from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.errors import StrideError
-    from stride_cli.research.evaluation.apart import run_apart
-
-    def kill() -> None:
-        while not multiprocessing.active_children():
-            time.sleep(0.001)
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(StrideError, match="killed by signal 9"):
-        run_apart(WorkspacePath(trained / "run.stride"), "chance", alpha=0.5, rows=np.arange(1))
-
-
-HELD = """
-import multiprocessing, os, sys, time
-
-from stride_cli.research.evaluation.apart import end_with
-
-
-def held(path):
-    end_with(multiprocessing.parent_process())
-    with open(path + ".part", "w") as file:
-        file.write(str(os.getpid()))
-    os.replace(path + ".part", path)
-    time.sleep(120)
-
-
-if __name__ == "__main__":
-    child = multiprocessing.get_context("forkserver").Process(target=held, args=sys.argv[1:])
-    child.start()
-    child.join()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing forks it")
-def test_a_method_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
-    """Not with the server that forked it, which stays for as long as it does."""
-    (tmp_path / "held.py").write_text(HELD)
-    place = tmp_path / "pid"
-    command = subprocess.Popen([sys.executable, tmp_path / "held.py", place])
-    try:
-        assert eventually(place.exists)
-    finally:
-        command.kill()
-        command.wait()
-    held = Path("/proc") / place.read_text()
-    assert eventually(lambda: not held.exists())
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether it does so within that time."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.1)
-    return holds()
+    """Killed in every attempt, the process makes an error of that method; nothing hangs."""
+    place = WorkspacePath(trained / "run.stride")
+    monkeypatch.setattr(workers._Runner, "measure", lambda self, spec: os.kill(os.getpid(), signal.SIGKILL))
+    found = workers._Runner(place, 0.5, np.arange(1), None).run("chance")
+    assert isinstance(found, StrideError) and "was killed" in found.message
