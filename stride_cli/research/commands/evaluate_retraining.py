@@ -99,8 +99,8 @@ def removal(
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
     from stride_cli.research.evaluation.removal import measure_removal
+    from stride_cli.research.training.truth import subset_seeds
     from stride_cli.training.retraining import open_trainer, store_of
-    from stride_cli.training.truth import subset_seeds
 
     options, removing = BenchOptions(**measured), RemovalOptions(**given)
     if removing.grouped:
@@ -161,8 +161,8 @@ def loo(
         measure_leave_one_out,
         sample_chunks,
     )
+    from stride_cli.research.training.truth import subset_seeds
     from stride_cli.training.retraining import open_trainer, store_of
-    from stride_cli.training.truth import subset_seeds
 
     options, leaving = BenchOptions(**measured), LooOptions(**given)
     specs = split_methods(options.methods)

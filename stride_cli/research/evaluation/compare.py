@@ -16,7 +16,7 @@ from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES
 from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.research.evaluation.scoring import Run, failure
-from stride_cli.training.truth import seeds_in_words
+from stride_cli.research.training.truth import seeds_in_words
 
 if TYPE_CHECKING:
     from stride_cli.research.evaluation.records import (

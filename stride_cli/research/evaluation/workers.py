@@ -59,13 +59,9 @@ class Runs:
 
     def __init__(self, bench: Bench, specs: Sequence[str], sharing: SharingOptions) -> None:
         runner = _Runner(bench.where, float(bench.truth.alpha[0]), bench.rows, bench.source)
-        self._arriving = self._results(_workers(runner.run, bench.where, sharing), specs)
+        self._workers = _workers(runner.run, bench.where, sharing)
+        self._arriving, self._left = self._workers.in_order(specs), len(specs)
         self._broken: StrideError | None = None
-
-    @staticmethod
-    def _results(workers: Workers, specs: Sequence[str]) -> Iterator[Run | StrideError]:
-        with workers:
-            yield from workers.in_order(specs)
 
     def __call__(self, spec: str) -> Run:
         """Give the next method's run; raise what it raised.
@@ -77,10 +73,14 @@ class Runs:
         if self._broken is not None:
             raise self._broken
         try:
-            found = next(self._arriving)
+            found: Run | StrideError = next(self._arriving)
         except StrideError as error:
             self._broken = error
+            self._workers.close()
             raise
+        self._left -= 1
+        if not self._left:
+            self._workers.close()
         if isinstance(found, StrideError):
             raise found
         return found

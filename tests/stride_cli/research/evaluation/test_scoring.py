@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import multiprocessing
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -159,9 +159,18 @@ def test_memory_peaks_are_seen_though_they_pass() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_an_error_of_that_method(trained: Path, monkeypatch) -> None:
+def test_a_process_that_dies_is_an_error_of_that_method(trained: Path) -> None:
     """Killed in every attempt, the process makes an error of that method; nothing hangs."""
-    place = WorkspacePath(trained / "run.stride")
-    monkeypatch.setattr(workers._Runner, "measure", lambda self, spec: os.kill(os.getpid(), signal.SIGKILL))
-    found = workers._Runner(place, 0.5, np.arange(1), None).run("chance")
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.01):
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = workers._Runner(WorkspacePath(trained / "run.stride"), 0.5, np.arange(1), None).run("chance")
+    over.set()
+    killer.join()
     assert isinstance(found, StrideError) and "was killed" in found.message
