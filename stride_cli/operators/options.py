@@ -1,4 +1,4 @@
-"""How operators are fitted: what can be chosen, and every default filled in for one model and index."""
+"""Options of a fit, declared once, and every default filled in for one model and index."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stride_cli.options import MORE, PAPER, Options, engine_option, entries, opt
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.closed import ClosedSettings
 
 _CLASSIFIER_GATES = 8192
 _CLASSIFIER_DAMPING = 1.0
@@ -22,13 +23,7 @@ _NORMALIZE = 0.25  # of 0, .15, .25, .35 and .5, by every second query of the su
 
 @dataclass(frozen=True)
 class FitRunOptions(Options):
-    """Who fits, and how an interrupted fit goes on; the operators are the same.
-
-    Attributes
-    ----------
-    save_seconds : how often an unfinished fit is saved
-    workers, engine : who fits (`operators.shared_fit`); without either this process does
-    """
+    """Who fits, and how an interrupted fit goes on; the operators are the same."""
 
     save_seconds: float = option(60.0, "How often an unfinished fit is saved.", low=0, panel=MORE)
     workers: int | None = option(
@@ -48,7 +43,7 @@ class FitRunOptions(Options):
 
 @dataclass(frozen=True)
 class FitChoice(Options):
-    """Which of the two fits: it decides which options there are."""
+    """The choice of one of the two fits, which decides what other options there are."""
 
     fit: str | None = option(
         None,
@@ -61,19 +56,7 @@ class FitChoice(Options):
 
 @dataclass(frozen=True)
 class FitOptions(Options):
-    """What both fits can be told; None means "the default that fits this index and model".
-
-    Attributes
-    ----------
-    space : operator space, or a sum of them such as ``residual-matrix+logit``
-    layer : residual spaces act after this many blocks (default: two thirds of the depth)
-    rank : r of every space
-    buckets : buckets of the vocabulary in the logit spaces
-    stability : λ_stab
-    checkpoints : further models whose operators are fitted and which queries are measured with, beside the
-        index's own: paths of checkpoints along its training, or of models trained independently
-    seed : default: the index's
-    """
+    """Options of both fits; None means "the default that fits this index and model"."""
 
     space: str | None = option(
         None,
@@ -117,18 +100,7 @@ class FitOptions(Options):
 
 @dataclass(frozen=True)
 class ClosedOptions(FitOptions):
-    """What the closed form can be told, beside what both fits can.
-
-    Attributes
-    ----------
-    damping : γ relative to the mean eigenvalue
-    curvature : how the Fisher matrix is taken
-    residuals : how chunks' tokens count
-    normalize : how far chunks' gradients are brought to one length
-    base : path of the model before its training
-    project : bytes that are kept of every chunk's own gradient, to choose what a query reads
-    batch_tokens : padded tokens in one forward pass
-    """
+    """Options of the closed form."""
 
     damping: float | None = option(
         None,
@@ -197,15 +169,7 @@ class ClosedOptions(FitOptions):
 
 @dataclass(frozen=True)
 class SgdOptions(FitOptions):
-    """What the published recipe can be told, beside what both fits can.
-
-    Attributes
-    ----------
-    steps, lr : training iterations, peak learning rate
-    variant : of the stability loss
-    fidelity, linearity : λ_fid, λ_LDS
-    recipe : "paper" sets every published hyperparameter, at training and at query time
-    """
+    """Options of the published recipe."""
 
     steps: int | None = option(
         None, "sgd: training iterations. [10000]", low=1, high=10**9, example=2000, panel=PAPER
@@ -233,7 +197,7 @@ FLAT = (FitChoice, ClosedOptions, SgdOptions)  # whatever `stride train` and the
 
 
 def fit_of(fit: str | None, recipe: str | None) -> str:
-    """The fit that is asked for: the closed form, unless it is named or the recipe is given."""
+    """Choose the fit: the closed form, unless the other is named or the recipe is given."""
     FitChoice(fit)
     return fit or ("closed" if recipe is None else "sgd")
 
@@ -245,7 +209,7 @@ def train_options(
     choice: str = "--fit {}",
     **given: Any,
 ) -> TrainOptions:
-    """The options of one of the fits, from options by name.
+    """Make the options of one of the fits from options by name.
 
     Parameters
     ----------
@@ -271,75 +235,64 @@ def train_options(
 
 
 def resolve_settings(options: TrainOptions, model: AttributableModel, index: Index) -> Any:
-    """Options with every default filled in: ClosedSettings or SgdSettings.
+    """Fill in every default for one model and index: ClosedSettings or SgdSettings.
 
     Raises
     ------
     UsageError      an option does not fit the model
     """
-    from stride_cli.models.kinds import kind_of_index
+    from stride_cli.operators.spaces import parse_space, space_classes
 
     fit = "closed" if isinstance(options, ClosedOptions) else "sgd"
-    classifier = kind_of_index(index) == "classifier"
-    default_layer = min(model.n_layers, max(1, round(2 * model.n_layers / 3)))
-    layer = options.layer if options.layer is not None else default_layer
+    two_thirds = round(2 * model.n_layers / 3)
+    layer = min(model.n_layers, max(1, two_thirds)) if options.layer is None else options.layer
     if not 0 <= layer <= model.n_layers:
         raise UsageError(
             f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
-            fix=f"two thirds of the depth is {round(2 * model.n_layers / 3)}",
+            fix=f"two thirds of the depth is {two_thirds}",
         )
-    common: dict[str, Any] = {
-        "spaces": _spaces(options, model, fit),
-        "layer": layer,
-        "seed": options.seed if options.seed is not None else index.seed,
-    }
+    names = parse_space(options.space or model.default_space(fit))
+    for cls in space_classes(names):
+        cls.check_model(model)
+        if fit == "sgd" and not cls.trainable:
+            raise UsageError(
+                f"space {cls.name} is fitted in closed form only",
+                fix="drop --fit sgd, or use --space residual",
+            )
+    seed = index.seed if options.seed is None else options.seed
+    common: dict[str, Any] = {"spaces": names, "layer": layer, "seed": seed}
     if isinstance(options, ClosedOptions):
-        return _closed(options, model, index, classifier, common)
+        return _closed(options, model, index, common)
     return _sgd(options, common)
 
 
 def like_own(options: TrainOptions, own: AttributableModel, index: Index) -> TrainOptions:
-    """Options with the spaces that the index's own model gets: a checkpoint along its fine-tuning does not
-    say that it is one, and is steered in the same spaces."""
+    """Name the spaces that the index's own model gets: a checkpoint along its fine-tuning does not say that
+    it is one, and is steered in the same spaces."""
     return replace(options, space="+".join(resolve_settings(options, own, index).spaces))
 
 
-def _spaces(options: TrainOptions, model: AttributableModel, fit: str) -> tuple[str, ...]:
-    from stride_cli.operators.spaces import parse_space, space_classes
-
-    names = parse_space(options.space or model.default_space(fit))
-    classes = space_classes(names)
-    for cls in classes:
-        cls.check_model(model)
-    closed_only = [cls.name for cls in classes if not cls.trainable]
-    if closed_only and fit == "sgd":
-        raise UsageError(
-            f"space {closed_only[0]} is fitted in closed form only",
-            fix="drop --fit sgd, or use --space residual",
-        )
-    return names
-
-
 def _closed(
-    options: ClosedOptions, model: AttributableModel, index: Index, classifier: bool, common: dict[str, Any]
-) -> Any:
+    options: ClosedOptions, model: AttributableModel, index: Index, common: dict[str, Any]
+) -> ClosedSettings:
     from stride_cli.models.classifier.training_path import training_path
-    from stride_cli.operators.budget import tokens_at_once
     from stride_cli.operators.closed import ClosedSettings, is_whitened
+    from stride_cli.operators.device_memory import tokens_at_once
     from stride_cli.operators.logit_spaces import CLASSIFIER_RANK
     from stride_cli.operators.spaces import affordable_buckets, known_gates, space_classes
 
     names, n_subsets = common["spaces"], index.n_subsets
-    classes = space_classes(names)
+    classes, classifier = space_classes(names), bool(model.classes)
     ranks = {cls.name: cls.choose_rank(model, n_subsets, options.rank) for cls in classes}
+    # 1. With few classes F is small enough to be taken whole: of changes of the weights, which are in one
+    # unit, or of one space that reads what the head does
     curvature, of_weights = options.curvature, all(cls.of_weights for cls in classes)
-    # with few classes F is small enough to be taken whole: of changes of the weights, which are in one unit,
-    # or of one space that reads what the head does
     few = min(CLASSIFIER_RANK, model.d_model) * model.vocab_size <= _CLASSIFIER_GATES
     of_head = len(classes) == 1 and classes[0].site == "logit" and classes[0].source == "final"
     if curvature is None and classifier and few and (of_head or of_weights):
         curvature = "exact"
     exact = curvature == "exact" and not options.damping
+    # 2. What is given, and defaults that depend on the model
     given: dict[str, Any] = {
         "ranks": ranks,
         "curvature": curvature,
@@ -354,44 +307,39 @@ def _closed(
         network: Any = model
         path = training_path(network)
         given |= {} if path is None else {"time": path.time, "trajectory": path.checkpoints}
-    chosen = ClosedSettings(**common, **{key: value for key, value in given.items() if value is not None})
-    if options.project and not is_whitened(chosen):
-        raise UsageError(
-            "projections need gates that are sums over chunks' gradients, which "
-            f"{'+'.join(names)} with curvature {chosen.curvature} does not have",
-            fix="leave out --project, or --space and --curvature",
-        )
-    projected = options.project
-    if projected is None:
-        allowed = is_whitened(chosen) and not classifier
-        size = known_gates(names, ranks, model, given["n_buckets"])
-        projected = default_projection(index.n_chunks, size) if allowed else 0
-    # checkpoints are a sum over training themselves
-    if is_whitened(chosen) and not (classifier or options.checkpoints):
-        chosen = replace(
-            chosen,
-            residuals=options.residuals or "average",
-            normalize=_NORMALIZE if options.normalize is None else options.normalize,
-        )
-    return replace(chosen, project=projected)
+    chosen = ClosedSettings(**common, **_given(given))
+    if not is_whitened(chosen):
+        if options.project:
+            raise UsageError(
+                "projections need gates that are sums over chunks' gradients, which "
+                f"{'+'.join(names)} with curvature {chosen.curvature} does not have",
+                fix="leave out --project, or --space and --curvature",
+            )
+        return chosen
+    # 3. What only whitened gates can have: projections, and chunks that count as over the whole training
+    size = (
+        0
+        if classifier
+        else default_projection(index.n_chunks, known_gates(names, ranks, model, given["n_buckets"]))
+    )
+    chosen = replace(chosen, project=size if options.project is None else options.project)
+    if classifier or options.checkpoints:  # checkpoints are a sum over training themselves
+        return chosen
+    normalize = _NORMALIZE if options.normalize is None else options.normalize
+    return replace(chosen, residuals=options.residuals or "average", normalize=normalize)
 
 
 def _sgd(options: SgdOptions, common: dict[str, Any]) -> Any:
     from stride_cli.operators.fitting import published_recipe
 
-    given: dict[str, Any] = {
-        "ranks": dict.fromkeys(common["spaces"], options.rank or 32),
-        "n_buckets": options.buckets,
-        "steps": options.steps,
-        "lr": options.lr,
-        "variant": options.variant,
-        "fidelity": options.fidelity,
-        "stability": options.stability,
-        "linearity": options.linearity,
-    }
-    chosen = published_recipe().SgdSettings(
-        **common, **{key: value for key, value in given.items() if value is not None}
-    )
+    names = ("n_buckets", "steps", "lr", "variant", "fidelity", "stability", "linearity")
+    given = {name: getattr(options, "buckets" if name == "n_buckets" else name) for name in names}
+    ranks = dict.fromkeys(common["spaces"], options.rank or 32)
+    chosen = published_recipe().SgdSettings(**common, ranks=ranks, **_given(given))
     if options.lr is not None:
         chosen = replace(chosen, lr_end=options.lr / 10)
     return replace(chosen, warmup=min(chosen.warmup, max(1, chosen.steps // 10)))
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from stride_cli.operators.budget import chunks_at_once, tokens_at_once
+from stride_cli.operators.device_memory import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import save_atomically
 from stride_cli.operators.spaces import reads_input, space_from_arrays

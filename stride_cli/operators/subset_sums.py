@@ -180,7 +180,7 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
     free = free_bytes(device)
     if free is None:
         return n_subsets
-    # a quarter: see `budget.tokens_at_once`
+    # a quarter: see `tokens_at_once`
     batch = total_bytes(device) // 4 + _HEAD_COPIES * block_bytes(device)
     room = free - batch - beside
     return max(1, min(n_subsets, room // max(1, 4 * gate_size)))

@@ -21,7 +21,7 @@ from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Recipe, read_recipe
 from stride_cli.models.protocol import AttributableModel
-from stride_cli.operators.budget import DIFFERENTIATED
+from stride_cli.operators.device_memory import DIFFERENTIATED
 from stride_cli.output import note
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome, job_key

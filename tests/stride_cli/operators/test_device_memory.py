@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stride_cli.operators.budget import tokens_at_once
+from stride_cli.operators.device_memory import tokens_at_once
 from stride_cli.operators.spaces import space_classes
 
 
