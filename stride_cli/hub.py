@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub: their addresses, and what its client raises, in words."""
+"""Datasets of the Hugging Face hub: their addresses, and the errors of its client with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from stride_cli.errors import StorageError, StrideError, UsageError, first_line, require_extra
+from stride_cli.errors import CorpusError, StrideError, UsageError, first_line, require_extra
 
 PREFIX = "hf://"
 _ADDRESS = re.compile(
@@ -32,7 +32,7 @@ class HubAddress:
 
     @classmethod
     def parse(cls, given: str) -> HubAddress:
-        """UsageError where it is none."""
+        """Parse an address; UsageError where it is none."""
         found = _ADDRESS.fullmatch(given)
         if found is None:
             raise UsageError(
@@ -57,7 +57,7 @@ class HubAddress:
 
 
 def split_and_config(query: str, given: str) -> dict[str, str]:
-    """What stands behind the ? of a corpus; UsageError where it is neither ``split=`` nor ``config=``."""
+    """Parse the query of a corpus; UsageError where it is neither ``split=`` nor ``config=``."""
     found = dict(parse_qsl(query, keep_blank_values=True))
     for key, value in found.items():
         if key not in _SPLIT_KEYS or not value:
@@ -72,8 +72,8 @@ def is_hub_address(given: str) -> bool:
     return given.startswith(PREFIX)
 
 
-def hub_api(extra: str) -> Any:
-    """`huggingface_hub.HfApi`, for which `HF_ENDPOINT` and `HF_TOKEN` count; its bars are for terminals only.
+def hub_api() -> Any:
+    """Make a `huggingface_hub.HfApi`; `HF_ENDPOINT` and `HF_TOKEN` count, its bars are for terminals only.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def hub_api(extra: str) -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise require_extra("huggingface_hub", extra) from None
+        raise require_extra("huggingface_hub", "datasets") from None
     huggingface_hub.utils.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
@@ -90,8 +90,8 @@ def hub_api(extra: str) -> Any:
 
 
 @contextmanager
-def hub_errors(address: HubAddress, kind: type[StrideError] = StorageError) -> Iterator[None]:
-    """Within, what the hub's client raises is an error of this kind, with what can be done about it."""
+def hub_errors(address: HubAddress) -> Iterator[None]:
+    """Turn what the hub's client raises into a CorpusError with a remedy."""
     try:
         yield
     except StrideError:
@@ -100,35 +100,25 @@ def hub_errors(address: HubAddress, kind: type[StrideError] = StorageError) -> I
         known = _in_words(error, address)
         if known is None:
             raise
-        raise kind(known[0], fix=known[1]) from error
+        raise CorpusError(known[0], fix=known[1]) from error
 
 
 def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
-    """(message, remedy); None where the error is not of the network or the hub."""
+    """Return (message, remedy); None where the error is not of the network or the hub."""
     from huggingface_hub import errors
 
     name = f"{PREFIX}datasets/{address.repository}"
     status = getattr(getattr(error, "response", None), "status_code", None)
+    log_in = "hf auth login (or set HF_TOKEN)"
     if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{name} is gated: its owners give access to those who ask for it",
-            "ask for access on its page, then log in: hf auth login (or set HF_TOKEN)",
-        )
+        return f"{name} is gated: its owners give access on request", f"ask on its page, then {log_in}"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
             f"the hub has no dataset {address.repository}, or it is private",
-            "check the name; where it is private: hf auth login (or set HF_TOKEN)",
+            f"check the name; where it is private: {log_in}",
         )
     if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
-        return (
-            f"the hub refuses access to {name}: "
-            + (
-                "no token was given, or none that it knows"
-                if status != 403
-                else "the token does not allow this"
-            ),
-            "log in with a token that may write there: hf auth login (or set HF_TOKEN)",
-        )
+        return f"the hub refuses access to {name}", log_in
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} has no revision '{address.revision}'", "leave out @REVISION for its main branch"
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -138,13 +128,8 @@ def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
     ):
         return f"the hub cannot be reached for {name}: {first_line(error)}", "check the network; HF_ENDPOINT"
     if isinstance(error, errors.EntryNotFoundError):
-        return (
-            f"{name} has no '{address.path}'",
-            f"see what it has: hf download {address.repository} --dry-run",
-        )
+        remedy = f"see what it has: hf download {address.repository} --dry-run"
+        return f"{name} has no '{address.path}'", remedy
     if isinstance(error, errors.HfHubHTTPError | errors.HFValidationError):
-        return (
-            f"the hub refuses for {name}: {first_line(error)}",
-            "see its status: https://status.huggingface.co",
-        )
+        return f"the hub refuses {name}: {first_line(error)}", "see its status: https://status.huggingface.co"
     return None

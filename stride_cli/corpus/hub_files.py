@@ -33,8 +33,8 @@ def pinned(given: str) -> str:
     address = HubAddress.parse(given)
     if _COMMIT.fullmatch(address.revision):
         return given
-    api = hub_api("datasets")
-    with hub_errors(address, CorpusError):
+    api = hub_api()
+    with hub_errors(address):
         found = api.dataset_info(address.repository, revision=address.revision or None)
     return str(replace(address, revision=str(found.sha)))
 
@@ -51,9 +51,9 @@ def fetch_files(given: str) -> list[tuple[str, Path]]:
         MissingExtraError
     """
     address = HubAddress.parse(pinned(given))
-    with hub_errors(address, CorpusError):
+    with hub_errors(address):
         names = _below(address) if address.path else _of_split(address)
-        api, found = hub_api("datasets"), []
+        api, found = hub_api(), []
         for name in names:
             local = api.hf_hub_download(
                 address.repository, name, repo_type="dataset", revision=address.revision
@@ -68,7 +68,7 @@ def _below(address: HubAddress) -> list[str]:
             f"{address}: expected a split of a dataset, or a path in it, found both",
             fix="leave out one of them",
         )
-    api = hub_api("datasets")
+    api = hub_api()
     files = sorted(api.list_repo_files(address.repository, repo_type="dataset", revision=address.revision))
     if address.path in files:
         return [address.path]

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import zlib
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexFormatError
 from index_format.layout import FORMAT_VERSION
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
+from index_format.metadata import encode_json
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter
@@ -76,11 +78,10 @@ KINDS = ("link", "link to a file", "fifo", "socket", "device")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "place",
-    ["data", "data/gates", "data/gates/c", "data/gates/c/0", "journal.jsonl", "lock", "scratch", "scratch/x"],
+    "place", ["data", "data/gates/c", "data/gates/c/0", "journal.jsonl", "lock", "scratch/x"]
 )
 def test_an_unfinished_stage(tmp_path: Path, sample, victim: Path, place: str, kind: str) -> None:
-    """As the issue has it: operators.partial/data → somebody's files, which a resume deleted."""
+    """A resume deletes what no commit names: it must not follow a link to somebody's files."""
     path = tmp_path / "run.stride"
     sample.build(path)
     with begin(path) as writer:
@@ -95,16 +96,16 @@ def test_an_unfinished_stage(tmp_path: Path, sample, victim: Path, place: str, k
     assert unharmed(victim)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_unfinished_directory_itself(tmp_path: Path, sample, victim: Path, kind: str) -> None:
+def test_the_unfinished_directory_itself(tmp_path: Path, sample, victim: Path) -> None:
     path = tmp_path / "run.stride"
     sample.build(path)
-    strange(kind, path / "operators.partial", victim)
-    with pytest.raises((IndexDamaged, IndexExists)):
-        begin(path)
-    strange(kind, tmp_path / "new.stride.partial", victim)
-    with pytest.raises((IndexDamaged, IndexExists)):
-        IndexWriter.create(tmp_path / "new.stride", build_key="k", overwrite=True)
+    for kind in KINDS:
+        strange(kind, path / "operators.partial", victim)
+        with pytest.raises((IndexDamaged, IndexExists)):
+            begin(path)
+        strange(kind, tmp_path / "new.stride.partial", victim)
+        with pytest.raises((IndexDamaged, IndexExists)):
+            IndexWriter.create(tmp_path / "new.stride", build_key="k", overwrite=True)
     assert unharmed(victim)
 
 
@@ -141,12 +142,12 @@ def test_names_in_a_manifest(tmp_path: Path, sample, victim: Path, name: str) ->
     assert not is_inside(name)
 
 
-@pytest.mark.parametrize("entry", [{"length": -1}, {"length": "28"}, {"length": True}, {"sha256": "no"}, {}])
+@pytest.mark.parametrize("entry", [{"length": -1}, {"length": "28"}, {"length": True}, {"sha256": "no"}])
 def test_entries_of_a_manifest(tmp_path: Path, sample, entry: dict) -> None:
     path = tmp_path / "run.stride"
     sample.build(path)
     content = json.loads((path / MANIFEST).read_bytes())
-    content["files"]["x"] = {"length": 1, "sha256": "0" * 64, **entry} if entry else []
+    content["files"]["x"] = {"length": 1, "sha256": "0" * 64, **entry}
     (path / MANIFEST).write_text(json.dumps(content))
     with pytest.raises(IndexDamaged, match="no manifest"):
         Index.open(path)
@@ -219,24 +220,18 @@ def test_what_was_written_before_an_interruption_is_compared(tmp_path: Path, sam
     assert verify(path) == []
 
 
+ARRAY = "corpus/chunk_document/zarr.json"
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"shape": [-1]},
-        {"shape": [10**30]},
-        {"shape": [True]},
-        {"shape": ["12"]},
-        {"shape": []},
+        *({"shape": shape} for shape in ([-1], [10**30], [True], ["12"], [], [12, 0], [1] * 60, None)),
         {"shape": [12] + [1 << 20] * 7},
-        {"shape": [12, 0]},
-        {"shape": [1] * 60},
-        {"shape": None},
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0]}}},
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 70]}}},
         {"chunk_grid": []},
-        {"codecs": [{"name": "gzip", "configuration": {"level": 1}}]},
         {"data_type": "object"},
-        {"fill_value": {}},
         {"node_type": ["array"]},
     ],
 )
@@ -244,22 +239,15 @@ def test_absurd_arrays_are_refused_before_anything_is_made(tmp_path: Path, sampl
     """With digests that fit: a hostile maker writes these too."""
     path = tmp_path / "run.stride"
     sample.build(path)
-    name = "corpus/chunk_document/zarr.json"
-    rewrite(path, name, {**json.loads((path / name).read_bytes()), **change})
+    data = encode_json({**json.loads((path / ARRAY).read_bytes()), **change})
+    (path / ARRAY).write_bytes(data)
+    files, _ = read_manifest(path)
+    entry = (len(data), sha256(data).hexdigest())
+    (path / MANIFEST).write_bytes(encode_manifest({**files, ARRAY: entry})[0])
     with pytest.raises(IndexDamaged) as refused:
         Index.open(path)
     assert refused.value.fix
     assert [problem.kind for problem in verify(path)] == ["invariant"]
-
-
-def rewrite(path: Path, name: str, content: dict) -> None:
-    """Replace a JSON file of an index, and its entry in the manifest."""
-    from hashlib import sha256
-
-    data = json.dumps(content).encode()
-    (path / name).write_bytes(data)
-    files, _ = read_manifest(path)
-    (path / MANIFEST).write_bytes(encode_manifest({**files, name: (len(data), sha256(data).hexdigest())})[0])
 
 
 def test_a_file_is_not_read_beyond_its_length(tmp_path: Path, sample) -> None:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from index_format.durable import sha256_file
 from index_format.errors import (
     IndexDamaged,
     IndexIncomplete,
@@ -14,17 +15,17 @@ from index_format.errors import (
     IndexVersionError,
     StageMissing,
 )
+from index_format.layout import FORMAT_VERSION
 from index_format.manifest import encode_manifest, read_manifest
 from index_format.metadata import encode_json
 from index_format.reader import Index
 from index_format.writer import IndexWriter
 
 
-def test_what_was_written_is_read(index_path, sample):
+def test_documents_chunks_and_arrays_are_read_as_written(index_path, sample):
     index = Index.open(index_path)
     assert (index.n_documents, index.n_subsets, index.degree, index.seed) == (30, 12, 3, 5)
     assert index.path == index_path and index.attributes["fingerprints"]["model"] == "m0"
-    assert index.attributes["format_version"] == 3 and index.attributes["build_key"] == "k"
     chunk = tokens = 0
     for number in range(30):
         name, text, chunks = sample.document(number)
@@ -40,28 +41,21 @@ def test_what_was_written_is_read(index_path, sample):
     assert (index.n_chunks, index.n_tokens) == (chunk, tokens)
     assert index.array("design/columns").shape == index.shape("design/columns") == (chunk, 3)
     np.testing.assert_array_equal(np.concatenate(index.shards("corpus/tokens")), index.array("corpus/tokens"))
+    for call in (index.chunk_tokens, index.document_id, index.document_text, index.document_chunks):
+        for number in (-1, 10_000):
+            with pytest.raises(IndexError, match=str(number)):
+                call(number)
 
 
 def test_nothing_read_can_be_written(index_path):
     index = Index.open(index_path)
-    for piece in index.shards("corpus/tokens"):
+    for piece in (*index.shards("corpus/tokens"), index.array("corpus/tokens")[0:1]):
         with pytest.raises(ValueError, match="read-only"):
             piece[0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        index.array("corpus/tokens")[0:1][0] = 1
     with pytest.raises(TypeError):
         index.attributes["seed"] = 3
     index.group_attributes("operators")["layer"] = 99
     assert index.group_attributes("operators")["layer"] == 2
-
-
-def test_numbers_out_of_range(index_path):
-    index = Index.open(index_path)
-    calls = (index.chunk_tokens, index.document_id, index.document_text, index.document_chunks)
-    for call in calls:
-        for number in (-1, 10_000):
-            with pytest.raises(IndexError, match=str(number)):
-                call(number)
 
 
 def test_optional_arrays_and_stages(tmp_path, sample):
@@ -77,14 +71,9 @@ def test_optional_arrays_and_stages(tmp_path, sample):
         index.array("corpus/text_bytes")
     with pytest.raises(ValueError, match="no array 'corpus/txet'"):
         index.array("corpus/txet")
-    for ask in (
-        lambda: index.group_attributes("operators"),
-        lambda: index.array("operators/gates"),
-        lambda: index.names("operators"),
-    ):
-        with pytest.raises(StageMissing) as caught:
-            ask()
-        assert caught.value.fix == f"stride train --index {tmp_path / 'run'}" and caught.value.exit_code == 2
+    with pytest.raises(StageMissing) as caught:
+        index.array("operators/gates")
+    assert caught.value.fix == f"stride train --index {tmp_path / 'run'}" and caught.value.exit_code == 2
     sample.add_operators(tmp_path / "run")
     assert index.has("operators/gates") and not index.has("operators/U")  # seen by an index already open
     with pytest.raises(StageMissing, match="operators/U"):
@@ -94,14 +83,14 @@ def test_optional_arrays_and_stages(tmp_path, sample):
 def test_fingerprints_are_compared(index_path):
     index = Index.open(index_path)
     index.check_fingerprint("model", "m0")
-    with pytest.raises(IndexMismatch) as caught:
+    with pytest.raises(IndexMismatch, match=r"m0.*m1") as caught:
         index.check_fingerprint("model", "m1")
-    assert "m0" in caught.value.message and "m1" in caught.value.message and caught.value.exit_code == 3
+    assert caught.value.exit_code == 3
     with pytest.raises(ValueError, match="not of 'modell'"):
         index.check_fingerprint("modell", "m0")
 
 
-def test_what_is_no_index(tmp_path):
+def test_other_things_than_indexes_are_named(tmp_path):
     with pytest.raises(IndexNotFound, match="does not exist"):
         Index.open(tmp_path / "nothing")
     (tmp_path / "directory").mkdir()
@@ -114,77 +103,48 @@ def test_what_is_no_index(tmp_path):
         (tmp_path / "directory/zarr.json").write_text(json.dumps(content))
         with pytest.raises(IndexNotFound, match="no STRIDE index"):
             Index.open(tmp_path / "directory")
-    with IndexWriter.create(tmp_path / "begun", build_key="k"), pytest.raises(IndexIncomplete) as caught:
+    with IndexWriter.create(tmp_path / "begun", build_key="k"), pytest.raises(IndexIncomplete) as begun:
         Index.open(tmp_path / "begun")
-    assert "resumes" in caught.value.fix and caught.value.exit_code == 3
+    assert "resumes" in begun.value.fix and begun.value.exit_code == 3
 
 
 def rewrite(path, change, name="zarr.json"):
-    """Change a JSON file and make the manifest agree, as another program could."""
+    """Change a JSON file and make the manifest agree, as a hostile maker could."""
     content = json.loads((path / name).read_bytes())
     change(content)
     (path / name).write_bytes(encode_json(content))
-    from index_format.durable import sha256_file
-
     files, _ = read_manifest(path)
     files[name] = sha256_file(path / name)
     (path / "manifest.json").write_bytes(encode_manifest(files)[0])
 
 
-def test_another_format_version(index_path):
-    rewrite(index_path, lambda root: root["attributes"]["stride"].update(format_version=4))
-    with pytest.raises(IndexVersionError, match="format version 4, this release reads 1 to 3"):
+def test_a_version_of_a_later_release_is_refused(index_path):
+    later = FORMAT_VERSION + 1
+    rewrite(index_path, lambda root: root["attributes"]["stride"].update(format_version=later))
+    with pytest.raises(IndexVersionError, match=f"format version {later}, this release reads 1 to"):
         Index.open(index_path)
+
+
+ROOT, TOKENS = "zarr.json", "corpus/tokens/zarr.json"
 
 
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("zarr.json", lambda c: c["attributes"]["stride"].pop("seed"), "'seed' is missing"),
-        ("zarr.json", lambda c: c["attributes"]["stride"].update(degree="3"), "'degree' should be int"),
-        (
-            "zarr.json",
-            lambda c: c["attributes"]["stride"].update(n_subsets=13),
-            "design/row_offsets should have",
-        ),
-        ("zarr.json", lambda c: c["attributes"].pop("stride"), "no format version"),
-        (
-            "corpus/tokens/zarr.json",
-            lambda c: c.update(shape=[1]),
-            "not an array that STRIDE writes",
-        ),
-        (
-            "corpus/tokens/zarr.json",
-            lambda c: c.update(codecs=[{"name": "gzip"}]),
-            "not an array that STRIDE writes",
-        ),
-        (
-            "corpus/tokens/zarr.json",
-            lambda c: c.update(data_type="complex64"),
-            "not an array that STRIDE writes",
-        ),
-        ("corpus/tokens/zarr.json", lambda c: c.update(shape=[]), "not an array that STRIDE writes"),
-        ("corpus/tokens/zarr.json", lambda c: c.pop("node_type"), "tokens is missing"),
-        (
-            "corpus/loss_start/zarr.json",
-            lambda c: c.update(data_type="uint32"),
-            "loss_start should be int32",
-        ),
+        (ROOT, lambda c: c["attributes"]["stride"].pop("seed"), "'seed' is missing"),
+        (ROOT, lambda c: c["attributes"]["stride"].update(degree="3"), "'degree' should be int"),
+        (ROOT, lambda c: c["attributes"]["stride"].update(n_subsets=13), "design/row_offsets should have"),
+        (ROOT, lambda c: c["attributes"].pop("stride"), "no format version"),
+        (TOKENS, lambda c: c.update(shape=[1]), "not an array that STRIDE writes"),
+        (TOKENS, lambda c: c.update(codecs=[{"name": "gzip"}]), "not an array that STRIDE writes"),
+        (TOKENS, lambda c: c.pop("node_type"), "tokens is missing"),
+        ("corpus/loss_start/zarr.json", lambda c: c.update(data_type="uint32"), "loss_start should be int32"),
     ],
 )
-def test_metadata_that_says_something_else_is_refused(tmp_path, sample, name, change, words):
-    sample.build(tmp_path / "run", shard_bytes=1 << 20)
+def test_metadata_that_contradicts_the_layout_is_refused(tmp_path, sample, name, change, words):
+    sample.build(tmp_path / "run")
     rewrite(tmp_path / "run", change, name)
     with pytest.raises(IndexDamaged, match=words):
-        Index.open(tmp_path / "run")
-
-
-def test_an_array_that_no_manifest_names_is_missing(tmp_path, sample):
-    sample.build(tmp_path / "run")
-    files, _ = read_manifest(tmp_path / "run")
-    kept = {name: entry for name, entry in files.items() if not name.startswith("corpus/loss_start")}
-    (tmp_path / "run/manifest.json").write_bytes(encode_manifest(kept)[0])
-    with pytest.raises(IndexDamaged, match="array corpus/loss_start is missing"):
         Index.open(tmp_path / "run")
 
 
@@ -192,8 +152,7 @@ def test_every_missing_or_cut_file_is_noticed_at_opening(index_path):
     """Of the root at open, of a stage when it is asked for."""
 
     def read_all():
-        index = Index.open(index_path)
-        index.group_attributes("operators")
+        Index.open(index_path).group_attributes("operators")
 
     read_all()
     files = [file for file in index_path.rglob("*") if file.is_file()]
@@ -218,14 +177,13 @@ def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample):
     assert len(index.array("corpus/tokens"))
     with pytest.raises(IndexDamaged) as caught:
         index.array("operators/gates")
-    assert "stride train" in caught.value.fix
+    assert f"stride train --index {index_path} --overwrite" in caught.value.fix
     sample.add_operators(index_path)
     assert Index.open(index_path).group_attributes("operators")["layer"] == 2
 
 
-def test_an_index_can_be_moved_and_its_array_kept(index_path, tmp_path):
-    index = Index.open(index_path)
-    tokens = index.array("corpus/tokens")
+def test_an_array_stays_mapped_when_its_index_is_moved_or_deleted(index_path, tmp_path):
+    tokens = Index.open(index_path).array("corpus/tokens")
     expected = np.array(tokens)
     index_path.rename(tmp_path / "moved")
     np.testing.assert_array_equal(Index.open(tmp_path / "moved").array("corpus/tokens"), expected)
@@ -233,7 +191,7 @@ def test_an_index_can_be_moved_and_its_array_kept(index_path, tmp_path):
     np.testing.assert_array_equal(np.asarray(tokens), expected)
 
 
-def test_unchecked_opening_reads_the_same(index_path):
+def test_opening_without_checks_reads_the_same(index_path):
     checked, unchecked = Index.open(index_path), Index.open(index_path, check=False)
     assert checked.attributes == unchecked.attributes and checked.digest == unchecked.digest
     np.testing.assert_array_equal(checked.array("design/columns"), unchecked.array("design/columns"))
