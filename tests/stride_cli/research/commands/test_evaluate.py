@@ -233,14 +233,6 @@ def test_methods_that_run_at_the_same_time_are_compared_as_one_after_the_other(
     close(numbers(shared.records), numbers(one.records))
 
 
-def test_tasks_of_ray_compare_as_one_process_does(run, prepared: Prepared, measured: Path) -> None:
-    pytest.importorskip("ray")
-    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --methods tfidf,chance"
-    alone, shared = prepared_run(prepared, line), run(f"{line} --engine ray --workers 2")
-    assert alone.code == shared.code == 0, shared.err
-    close(numbers(shared.records), numbers(alone.records))
-
-
 def close(found: Any, expected: Any) -> None:
     """Numbers to 1e-6, all else exactly."""
     if isinstance(expected, dict):
@@ -255,13 +247,6 @@ def close(found: Any, expected: Any) -> None:
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
     else:
         assert found == expected
-
-
-def test_all_failing_is_an_error(run, measured: Path, tmp_path: Path) -> None:
-    result = run(
-        f"evaluate lds --index {measured}/run.stride --alpha 0.5 --methods airrep:model={tmp_path}/no"
-    )
-    assert result.code == 2 and result.records[0]["error"]
 
 
 def test_tail_patch(run, measured: Path) -> None:
@@ -341,23 +326,6 @@ def test_bad_input_is_named_with_a_remedy(run, measured: Path, line: str, messag
     assert message in result.err and "fix: " in result.err
     assert fix.format(w=measured) in result.err.partition("fix: ")[2]
     assert result.out == ""
-
-
-def test_a_part_of_the_measured_queries_is_found_among_them(run, measured: Path, tmp_path: Path) -> None:
-    lines = (measured / "queries.jsonl").read_text().splitlines()
-    (tmp_path / "some.jsonl").write_text(f"{lines[2]}\n{lines[0]}\n")
-    whole = f"evaluate lds --index {measured}/run.stride --alpha 0.5 --method bm25 --draws 100"
-    part = run(f"{whole} --queries {tmp_path}/some.jsonl").records[0]
-    assert part["queries"] == 2 and part["spearman"]["mean"] != run(whole).records[0]["spearman"]["mean"]
-
-
-def test_two_subsets_are_too_few(run, measured: Path) -> None:
-    copy = measured / "few.stride"
-    shutil.copytree(measured / "bare.stride", copy)
-    line = f"--index {copy} --queries {measured}/queries.jsonl"
-    assert run(f"evaluate truth {line} --alpha 0.5 --subsets 2 --workers 1").code == 0
-    result = run(f"evaluate lds --index {copy} --method chance")
-    assert result.code == 2 and "2 retrained subsets" in result.err and "stride evaluate truth" in result.err
 
 
 def test_tables_on_a_terminal(run, measured: Path, monkeypatch) -> None:

@@ -153,14 +153,6 @@ def test_bad_queries_are_told_with_file_line_and_remedy(
         assert "did you mean 'history/french-revolution'?" in caught.value.message
 
 
-def test_bad_flags_are_refused(run, workspace: Path, asked: Path) -> None:
-    line = f"evaluate causes --index {workspace}/run.stride --queries {asked} --methods chance"
-    for flag, message in (("--at 0", "--at is '0'"), ("--at x", "--at is 'x'"), ("--at 61", "60 documents")):
-        result = run(f"{line} {flag}")
-        assert result.code == 2 and message in result.err and "fix: " in result.err
-    assert run(f"{line} --queries gone.jsonl").code == 2
-
-
 def test_what_might_have_been_said_is_compared(run, workspace: Path, asked: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in asked.read_text().splitlines()]
     both = [row | {"response": " was", "instead": " is"} for row in rows]

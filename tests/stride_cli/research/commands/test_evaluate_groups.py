@@ -126,14 +126,3 @@ def test_bad_input(
     line = f"evaluate removal --grouped --index {trained}/run.stride --queries {queries}"
     result = run(f"{line} --methods tfidf {given}")
     assert result.code in (2, 3) and message in result.err and "fix: " in result.err and result.out == ""
-
-
-def test_some_compare_and_some_do_not(run, trained: Path, asked: list[dict], tmp_path: Path) -> None:
-    for field in ("instead", "group"):
-        rows = [*asked[:3], {key: value for key, value in asked[3].items() if key != field}]
-        queries = write(tmp_path / f"{field}.jsonl", rows)
-        line = f"evaluate removal --grouped --index {trained}/run.stride --queries {queries} --methods tfidf"
-        result = run(line)
-        assert result.code in (2, 3) and "'q3'" in result.err and field in result.err and not result.out
-    result = run(f"evaluate removal --grouped --index {trained}/run.stride --methods tfidf")
-    assert result.code == 2 and "--grouped needs queries" in result.err

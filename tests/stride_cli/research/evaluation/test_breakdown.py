@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from stride_cli.research.evaluation.compare import mean_over_queries, query_groups
+from stride_cli.research.evaluation.compare import query_groups
 from stride_cli.research.evaluation.metrics import partial_spearman
 
 
@@ -18,14 +17,6 @@ def test_groups_are_the_first_part_of_the_names() -> None:
     assert found["same"].tolist() == [0, 2] and found["other"].tolist() == [1]
     assert query_groups(["a/1", "a/2"]) == {} and query_groups(["a/1", "b"]) == {} and query_groups([]) == {}
     assert query_groups([f"{i}/x" for i in range(40)]) == {}
-
-
-def test_means_and_their_errors() -> None:
-    found = mean_over_queries(np.array([0.2, 0.4, 0.6]))
-    assert found == {"queries": 3, "mean": pytest.approx(0.4), "se": pytest.approx(0.2 / 3**0.5)}
-    assert (
-        mean_over_queries(np.array([0.5]))["se"] is None and mean_over_queries(np.array([]))["mean"] is None
-    )
 
 
 @given(st.integers(0, 1000), st.integers(15, 40))
@@ -43,9 +34,3 @@ def test_partial_correlation_is_that_of_the_residuals(seed: int, n_subsets: int)
         ]
         if abs(np.corrcoef(rankdata(p[row]), rankdata(g[row]))[0, 1]) < 0.99:
             np.testing.assert_allclose(found[row], np.corrcoef(left)[0, 1], atol=1e-6)
-
-
-def test_nothing_is_left_of_the_third_itself() -> None:
-    random = np.random.default_rng(0)
-    g, m = random.standard_normal((2, 3, 20))
-    np.testing.assert_array_equal(partial_spearman(g, m, g), 0)

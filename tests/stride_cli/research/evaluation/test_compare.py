@@ -71,17 +71,6 @@ def test_failures_stand_in_their_place_and_the_rest_go_on(entries) -> None:
     assert record["peak_memory"] is None and record["subsets"] == SUBSETS
 
 
-def test_records(entries) -> None:
-    ground, found = entries
-    record = comparison_record(found["near"], ground, "exact")
-    assert record["schema"] == "stride.comparison/1" and record["reference"] == "exact"
-    assert record["seconds"] == {"fit": 1.0, "query": pytest.approx(0.2)}
-    assert record["spearman"]["low"] < record["spearman"]["mean"] < record["spearman"]["high"]
-    assert record["ceiling"] == ground.ceiling.value and record["bytes_per_chunk"] == 8
-    assert lds_record(found["nothing"], ground)["constant_queries"] == QUERIES
-    assert lds_record(found["exact"], ground)["schema"] == "stride.lds/1"
-
-
 def test_whether_scores_are_changes_of_the_response(entries) -> None:
     ground, found = entries
     slopes = {name: comparison_record(entry, ground, "exact")["slope"] for name, entry in found.items()}
@@ -91,20 +80,6 @@ def test_whether_scores_are_changes_of_the_response(entries) -> None:
     assert 0 < slopes["near"]["value"] < 0.9  # noise makes scores larger than what they say
     for name in ("nothing", "broken", "absent"):
         assert slopes[name] == {"value": None, "se": None, "correlation": None}
-
-
-def test_without_the_reference_there_are_no_differences(planted) -> None:
-    ground = Ground.of(planted["losses"][:, :1], None, alpha=0.5)
-    assert ground.ceiling is None
-
-    def run(spec: str) -> Run:
-        if spec == "first":
-            raise UsageError("no")
-        return run_of(planted["influence"], planted["masks"])
-
-    first, second = compare_methods(["first", "second"], ground, run, draws=20)
-    assert first.error == "no" and second.difference is None
-    assert comparison_record(second, ground, "first")["difference"]["mean"] is None
 
 
 def test_grounds_that_say_nothing_are_refused(planted) -> None:

@@ -17,7 +17,7 @@ from stride_cli.errors import CorpusError, QueryError, UsageError
 from stride_cli.research.evaluation.cause_queries import CauseQuery
 from stride_cli.research.evaluation.group_removal import GroupBench, Named, group_records
 from stride_cli.research.evaluation.options import RemovalOptions
-from stride_cli.research.evaluation.query_groups import GroupRule, QueryGroup, check_rules, find_groups
+from stride_cli.research.evaluation.query_groups import GroupRule, QueryGroup, find_groups
 from stride_cli.research.evaluation.ranking import random_chunks
 from tests.stride_cli.research.evaluation.test_removal import AdditiveTrainer
 
@@ -78,16 +78,6 @@ def test_groups_are_named_or_share_causes() -> None:
         find_groups([asked("a", [1], "x"), asked("b", [2], "x")])
     with pytest.raises(CorpusError, match="'b' has no 'group'"):
         find_groups([asked("a", [1], "x"), asked("b", [1])])
-
-
-def test_numbers_of_documents() -> None:
-    groups = bench("response")
-    assert [each.tolist() for each in groups.sizes("3, causes")] == [[3, 3], [2, 3]]
-    for top, message in (("many", "--top is 'many'"), ("20", "leaves nothing"), ("0", "leaves nothing")):
-        with pytest.raises(UsageError, match=message):
-            groups.sizes(top)
-    with pytest.raises(UsageError, match="no 'instead'"):
-        check_rules([GroupRule.of("bm25:asked=odds")], groups.sets)
 
 
 def test_what_is_measured_is_what_was_removed(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stride_cli.errors import UsageError
 from stride_cli.research.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.options import EngineOptions
@@ -67,12 +66,3 @@ def test_noise_lowers_the_ceiling(influence: np.ndarray, tmp_path: Path) -> None
     assert ceilings[0] > 0.95 > 0.9 > ceilings[1]
     single = measure_leave_one_out(trainer, sample, [1], ONE, store=tmp_path / "3.0")
     assert single.ceiling() is None
-
-
-def test_samples_are_distinct_ascending_and_of_the_seed() -> None:
-    found = sample_chunks(100, 40, seed=1)
-    assert (np.diff(found) > 0).all() and found.max() < 100
-    assert (sample_chunks(100, 40, seed=1) == found).all() and (sample_chunks(100, 40, seed=2) != found).any()
-    for size in (2, 101):
-        with pytest.raises(UsageError, match=f"{size} of 100 chunks"):
-            sample_chunks(100, size, seed=0)

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stride_cli.errors import UsageError
 from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import (
-    check_ks,
     document_scores,
     random_chunks,
     rank_documents,
     top_chunks,
 )
-from stride_cli.research.evaluation.removal import measure_removal, removal_jobs
+from stride_cli.research.evaluation.removal import measure_removal
 from stride_cli.training.jobs import Job, Outcome
 
 N, QUERIES = 40, 4
@@ -87,17 +85,6 @@ def test_probability_falls(influence: np.ndarray, tmp_path: Path, margins: bool)
     assert (found.probability_attributed > 0).all()
 
 
-def test_jobs_are_the_masks_meant() -> None:
-    tops = np.array([[3, 1, 2]])
-    jobs = removal_jobs(tops, [1, 2], 5, [7, 8], draws=1, seed=0)
-    assert jobs["full", 0, 0][0].mask.all() and [job.seed for job in jobs["full", 0, 0]] == [7, 8]
-    assert np.flatnonzero(~jobs["top", 1, 0][0].mask).tolist() == [3]
-    assert np.flatnonzero(~jobs["top", 2, 0][0].mask).tolist() == [1, 3]
-    assert (~jobs["random", 2, 0][0].mask).sum() == 2
-    with pytest.raises(UsageError, match="leaves nothing"):
-        removal_jobs(tops, [5], 5, [0], draws=1, seed=0)
-
-
 def test_top_chunks_break_ties_by_lot() -> None:
     scores = np.array([[5.0, 0, 0, 7, 0, 0, 0, 0, 0, 0]] * 50)
     found = top_chunks([scores[:20], scores[20:]], 3, seed=1)
@@ -106,13 +93,6 @@ def test_top_chunks_break_ties_by_lot() -> None:
     assert (top_chunks([scores], 3, seed=1) == found).all()
     whole = top_chunks([np.arange(6.0)[None]], 6)
     assert whole.tolist() == [[5, 4, 3, 2, 1, 0]]
-
-
-def test_numbers_of_chunks_are_checked() -> None:
-    check_ks([1, 10], 10)
-    for k in (0, 11):
-        with pytest.raises(UsageError, match=f"k is {k}"):
-            check_ks([k], 10)
 
 
 def test_documents_sum_their_chunks_and_zeros_are_no_hits() -> None:

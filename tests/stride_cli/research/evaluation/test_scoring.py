@@ -109,12 +109,6 @@ def test_lists_of_methods(given: str, specs: list[str]) -> None:
     assert split_methods(given) == specs
 
 
-@pytest.mark.parametrize("given", ["", ",", "chance,chance", "chance,nosuch", "top=3"])
-def test_lists_that_are_wrong(given: str) -> None:
-    with pytest.raises(UsageError):
-        split_methods(given)
-
-
 def test_a_score_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "scores.npy"
     with ScoreFile(path, (3, 2)) as file:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.errors import ModelError, UsageError
-from stride_cli.research.methods.airrep import AirRep, AirRepOptions, attended
+from stride_cli.errors import ModelError
+from stride_cli.research.methods.airrep import AirRep, AirRepOptions
 from stride_cli.research.methods.airrep_encoder import load_airrep, new_airrep
 from stride_cli.research.methods.airrep_training import (
     Split,
     _backward_in_batches,
     group_scores,
-    normalised_losses,
     ranking_loss,
     step_loss,
     train_encoder,
@@ -52,13 +51,6 @@ def base(tmp_path_factory, word_tokenizer):
 @pytest.fixture
 def encoder(base):
     return new_airrep(base, device="cpu", seed=0)
-
-
-def test_padding_changes_nothing(encoder, sentences) -> None:
-    alone = torch.cat([encoder.embed([text]) for text in sentences[:5]])
-    torch.testing.assert_close(encoder.embed(sentences[:5], batch_size=3), alone, rtol=1e-4, atol=1e-5)
-    pooled = encoder.embed(sentences[:5], projected=False)
-    torch.testing.assert_close(encoder.projector(pooled), alone, rtol=1e-4, atol=1e-5)
 
 
 def test_a_saved_encoder_is_the_same(encoder, sentences, tmp_path) -> None:
@@ -103,11 +95,6 @@ def test_ranking_loss_by_hand() -> None:
     assert float(ranking_loss(scores, torch.zeros(1, 3))) == 0
 
 
-def test_normalised_losses() -> None:
-    losses = np.array([[1.0, 5.0], [3.0, 5.0]])
-    np.testing.assert_allclose(normalised_losses(losses), [[1, -1], [0, 0]])
-
-
 def test_gradients_in_batches_are_the_gradient_of_the_whole(encoder, sentences) -> None:
     texts = sentences[:14]  # 10 chunks and 4 examples
     random = np.random.default_rng(0)
@@ -149,45 +136,6 @@ def test_training_learns_what_words_alone_do_not_say(encoder, sentences, whole) 
     assert agreement() > max(before + 0.2, 0.45)
     unchanged = all(torch.equal(p, frozen[name]) for name, p in encoder.bert.named_parameters())
     assert unchanged is not whole
-
-
-def test_training_is_deterministic(base, sentences) -> None:
-    masks = np.random.default_rng(0).random((6, 20)) < 0.5
-    split = Split(sentences[20:23], masks, np.random.default_rng(1).random((6, 3)))
-    vectors = []
-    for _ in range(2):
-        encoder = new_airrep(base, device="cpu", seed=4)
-        train_encoder(encoder, sentences[:20], [split], AirRepOptions(epochs=2, pool=8, top_k=4), seed=4)
-        vectors.append(encoder.embed(sentences[:3]))
-    assert torch.equal(*vectors)
-
-
-def test_attended_scores_keep_their_order_of_strength() -> None:
-    block = np.array([[1.0, -2.0, 0.5, 90.0]], np.float32)
-    found = attended(block)
-    assert np.isfinite(found).all()
-    assert found[0].argmax() == 3 and found[0, 1] <= 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "x", "train": "truth"}, "train makes one"),
-        ({"train": "corpus"}, r"airrep: train is 'corpus' \(expected truth or proxy\)"),
-        ({"tune": "head"}, "airrep: tune is 'head'.*all or projector"),
-        ({"top_k": 1}, r"airrep: top_k is 1 \(expected 2 or more\)"),
-        ({"fold": 3}, "found 3 of 2"),
-    ],
-)
-def test_options_out_of_range(options, message) -> None:
-    with pytest.raises(UsageError, match=message):
-        AirRep(**options)
-
-
-def test_without_an_encoder_the_error_names_both_ways(task) -> None:
-    with pytest.raises(UsageError, match="needs an encoder") as caught:
-        AirRep().fit(task)
-    assert "train=truth" in (caught.value.fix or "")
 
 
 def test_other_checkpoints_are_refused(base, task, tmp_path) -> None:

@@ -12,7 +12,6 @@ from stride_cli.research.methods.datamodels import (
     Datamodels,
     DsDm,
     RidgeRegression,
-    lasso_coefficients,
 )
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.truth_folds import training_rows
@@ -93,23 +92,6 @@ def test_ridge_is_the_closed_form_with_the_best_left_out_error() -> None:
         np.testing.assert_allclose(found[query], expected, rtol=1e-3, atol=1e-6)
 
 
-def test_ridge_in_blocks_of_chunks(monkeypatch) -> None:
-    from stride_cli.research.methods import datamodels
-
-    truth, _ = planted(20, 50, 2, noise=0.5)
-    whole = RidgeRegression(truth.masks).coefficients(truth.losses.mean(1))
-    monkeypatch.setattr(datamodels, "_GRAM_CHUNKS", 7)
-    parts = RidgeRegression(truth.masks).coefficients(truth.losses.mean(1))
-    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
-
-
-def test_a_loss_that_never_changes_has_no_influence() -> None:
-    masks = np.random.default_rng(0).random((20, 6)) < 0.5
-    targets = np.full((20, 2), 3.0)
-    np.testing.assert_array_equal(lasso_coefficients(masks, targets), np.zeros((2, 6)))
-    np.testing.assert_allclose(RidgeRegression(masks).coefficients(targets), np.zeros((2, 6)), atol=1e-12)
-
-
 def test_folds_part_the_rows_within_each_alpha() -> None:
     alphas = np.array([0.3] * 30 + [0.5] * 20)
     parts = [training_rows(alphas, fold=fold, folds=5, seed=2) for fold in range(5)]
@@ -135,18 +117,6 @@ def test_only_the_declared_rows_are_used() -> None:
     np.testing.assert_array_equal(score_all(again, truth.queries), scores)
 
 
-def test_margins_and_blocks() -> None:
-    truth, _ = planted(40, 10, 33, noise=0.1, margins=True)
-    loss, margin = DsDm(), DsDm(output="margin")
-    loss.fit_truth(truth, seed=5)
-    margin.fit_truth(truth, seed=5)
-    assert [block.shape for block in margin.score(truth.queries)] == [(32, 10), (1, 10)]
-    assert list(margin.score(truth.queries.take([]))) == []
-    np.testing.assert_allclose(
-        score_all(margin, truth.queries), 2 * score_all(loss, truth.queries), rtol=1e-4, atol=1e-6
-    )
-
-
 def test_queries_are_recognised_by_their_tokens() -> None:
     truth, _ = planted(40, 10, 4, noise=0.1)
     method = DsDm()
@@ -158,29 +128,6 @@ def test_queries_are_recognised_by_their_tokens() -> None:
     other = QuerySet([np.arange(6)], [np.ones(6, np.float32)], ["elsewhere"])
     with pytest.raises(UsageError, match="'elsewhere' is not one of the truth's 4"):
         list(method.score(other))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"regression": "ols"}, "lasso or ridge, found 'ols'"),
-        ({"fold": 2}, "found 2 of 2"),
-        ({"folds": 1}, "folds should be 2 or more"),
-        ({"output": "accuracy"}, "loss or margin"),
-    ],
-)
-def test_options_out_of_range(options, message) -> None:
-    with pytest.raises(UsageError, match=message):
-        Datamodels(**options)
-
-
-def test_too_few_subsets_and_no_margins() -> None:
-    truth, _ = planted(8, 10, 1, noise=0.1)
-    with pytest.raises(UsageError, match="4 retrained subsets are left"):
-        Datamodels().fit_truth(truth, seed=0)
-    truth, _ = planted(20, 10, 1, noise=0.1)
-    with pytest.raises(UsageError, match="no margins"):
-        Datamodels(output="margin").fit_truth(truth, seed=0)
 
 
 def test_the_penalty_of_few_rows_is_scikit_learns() -> None:

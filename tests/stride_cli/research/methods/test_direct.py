@@ -147,22 +147,6 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     assert by_pairs > alone and found(score_all(projected, queries)) > alone
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("project=-8", "stride: project is -8"),
-        ("project=270000", "expected 0 to 262,144"),
-        ("project=100", "expected a multiple of 8"),
-        ("project=8,fit=sgd", "stride: project is an option of fit=closed, and this fit is sgd"),
-        ("project=8,space=residual", "sums over chunks"),
-        ("project=8,space=logit+residual", "sums over chunks"),
-    ],
-)
-def test_fits_that_cannot_have_projections_are_refused(task_and_queries, options: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        open_method(f"stride:{options}").fit(task_and_queries[0])
-
-
 def test_of_several_checkpoints_each_query_is_added_at_unit_spread(task_and_queries) -> None:
     """Over the chunks, query by query: a query that all chunks matter to does not drown the others."""
     task, queries = task_and_queries

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 
 from stride_cli.research.methods.dsir import DSIR
 from stride_cli.research.methods.protocol import score_all
@@ -30,9 +29,3 @@ def test_scores_are_data_selections_log_importance_weights(
         library.fit_importance_estimator(num_tokens_to_fit="all")
         expected = [library.importance_estimator(library.featurizer(other)) for other in sentences]
         np.testing.assert_allclose(found[number], expected, rtol=1e-5)
-
-
-def test_bytes_are_those_of_the_features(make_task) -> None:
-    method = DSIR(ngrams=1)
-    method.fit(make_task(["the river river", "snow snow"]))
-    assert method.bytes_per_chunk == pytest.approx((3 * (4 + 4) + 3 * 8) / 2, abs=6)

@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.research.methods import vectors
 from stride_cli.research.methods.embeddings import Embeddings, load_encoder, packaged_encoder
 from stride_cli.research.methods.protocol import score_all
@@ -31,20 +31,8 @@ def test_cosine_of_the_encoders_embeddings(encoder, task, make_queries, sentence
     assert method.bytes_per_chunk == 4 * 384
 
 
-def test_blocks_of_queries(make_task, make_queries, sentences) -> None:
-    method = Embeddings(max_length=8)
-    method.fit(make_task(sentences[:4]))
-    assert [block.shape for block in method.score(make_queries(sentences[:33]))] == [(32, 4), (1, 4)]
-    assert list(method.score(make_queries([]))) == []
-
-
 def test_without_a_checkpoint_the_error_says_how_to_give_one(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         packaged_encoder()
     assert "embeddings:model=PATH" in (caught.value.fix or "")
-
-
-def test_a_directory_that_holds_no_encoder(task, tmp_path) -> None:
-    with pytest.raises(ModelError, match="does not load as a sentence encoder"):
-        Embeddings(model=str(tmp_path)).fit(task)

@@ -11,7 +11,6 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from stride_cli.errors import UsageError
 from stride_cli.research.methods import lexical
 from stride_cli.research.methods.lexical import BM25, SharedPairs, TfIdf
 from stride_cli.research.methods.protocol import score_all
@@ -40,13 +39,6 @@ def test_tfidf_of_tokens_counts_every_token(task, make_queries, sentences) -> No
     np.testing.assert_allclose(score_all(words, queries), score_all(tokens, queries), atol=1e-6)
 
 
-def test_max_features_limits_the_vocabulary(task, make_queries, sentences) -> None:
-    method = TfIdf(max_features=2, ngrams=1)
-    method.fit(task)
-    assert method.bytes_per_chunk <= 2 * 8 + 4 + 4 / task.n_chunks
-    assert (score_all(method, make_queries(sentences[:3])) > 0).any()
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 1.0])
 def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences, smoothing) -> None:
     method = SharedPairs(smoothing=smoothing)
@@ -62,11 +54,6 @@ def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences, 
     found = score_all(method, queries)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (found[:6].argmax(axis=1) == np.arange(6)).mean() > 0.5
-
-
-def test_shared_pairs_need_no_negative_smoothing() -> None:
-    with pytest.raises(UsageError, match="found -1"):
-        SharedPairs(smoothing=-1)
 
 
 def bm25_by_hand(query: str, corpus: list[str], k1: float, b: float) -> list[float]:

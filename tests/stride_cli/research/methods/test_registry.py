@@ -38,12 +38,6 @@ def test_entry_satisfies_the_protocol(name: str) -> None:
     assert method.bytes_per_chunk == 0  # nothing is kept before `fit`
 
 
-def test_entries_are_described() -> None:
-    for entry in METHODS.values():
-        assert entry.needs in ("text", "model", "truth")
-        assert entry.description and "\n" not in entry.description
-
-
 def test_importing_the_registry_loads_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "sklearn", "bm25s", "sentence_transformers", "numba", "zarr", "scipy")
     code = (

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from stride_cli.data.example_queries import queries_of_rows
-from stride_cli.errors import UsageError
 from stride_cli.models.classifier.input_table import Standardisation
 from stride_cli.research.methods import vectors
 from stride_cli.research.methods.protocol import score_all
@@ -63,11 +62,6 @@ def test_featsim_reads_scored_positions_only(task, sentences, model) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_a_layer_that_is_not_there_is_refused(task) -> None:
-    with pytest.raises(UsageError, match="between 0 and the model's 2, found 5"):
-        RDS(layer=5).fit(task)
-
-
 def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
     monkeypatch.setattr(vectors, "IN_MEMORY", 0)
     monkeypatch.setattr(vectors, "SIMILARITY_CHUNKS", 4)
@@ -78,12 +72,6 @@ def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
     for rows in (np.array([9, 0, 4]), np.array([1, 2, 3, 5, 6, 7, 8])):
         table.put(rows, values[rows])
     np.testing.assert_allclose(table.products(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
-
-
-def test_zero_vectors_have_cosine_zero() -> None:
-    table = VectorTable(2, 3)
-    table.put(np.arange(2), np.array([[0, 0, 0], [1, 0, 0]]))
-    np.testing.assert_array_equal(table.products(np.array([[2.0, 0, 0], [0, 0, 0]])), [[0, 1], [0, 0]])
 
 
 @pytest.mark.parametrize("method", [FeatSim(), RDS(), RDS(pool="last")])

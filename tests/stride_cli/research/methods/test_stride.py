@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.errors import UsageError
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 
@@ -106,18 +105,3 @@ def test_solutions_are_sparse_and_bounded(task_and_queries) -> None:
     assert method.active_bound == 20
     assert (scores >= 0).all() and ((scores != 0).sum(1) <= 20).all()
     assert method.bytes_per_chunk > 2 * 4  # the design alone
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("stride:measure=guess", "measure is 'guess'"),
-        ("stride:stored=true,subsets=5", "stored operators"),
-        ("stride:space=logits", "unknown operator space"),
-        ("stride:subsets=3,degree=9", "degree 9"),
-    ],
-)
-def test_options_that_cannot_work(task_and_queries, spec: str, words: str) -> None:
-    task, _ = task_and_queries
-    with pytest.raises(UsageError, match=words):
-        fitted(task, spec)

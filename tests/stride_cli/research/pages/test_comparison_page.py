@@ -74,19 +74,3 @@ def test_page_needs_no_network_and_no_script(comparison) -> None:
         and "<script" not in text
         and "prefers-color-scheme: dark" in text
     )
-
-
-def test_marks_stay_on_the_paper(comparison) -> None:
-    text = render_page(*comparison, index_name="x")
-    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
-        width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups())
-        for x in re.findall(r' (?:x|x1|x2|cx)="([-\d.]+)"', svg):
-            assert 0 <= float(x) <= width
-        for y in re.findall(r' (?:y|y1|y2|cy)="([-\d.]+)"', svg):
-            assert 0 <= float(y) <= height
-
-
-def test_a_page_of_failures_has_a_table_only(comparison) -> None:
-    _, ground = comparison
-    text = render_page([Entry("stride", error="broken")], ground, index_name="x")
-    assert "broken" in text and "<svg" not in text

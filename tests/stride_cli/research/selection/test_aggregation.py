@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from stride_cli.errors import UsageError
 from stride_cli.research.selection.aggregation import choose, collect
-from stride_cli.research.selection.options import SelectOptions
 
 SCORES = st.integers(1, 12).flatmap(
     lambda n: st.lists(st.lists(st.integers(-2, 3), min_size=n, max_size=n), min_size=1, max_size=5)
@@ -65,12 +62,3 @@ def test_zeros_are_drawn_by_lot() -> None:
     assert all(np.isnan(choice.rank) for choice in chosen[1:])
     other = choose(collect(matrix, 50), 10, "greedy", seed=2)
     assert {choice.document for choice in other} != {choice.document for choice in chosen}
-
-
-def test_what_cannot_be_chosen() -> None:
-    with pytest.raises(UsageError, match="6 documents"):
-        choose(collect(np.ones((1, 6)), 6), 7, "sum")
-    with pytest.raises(UsageError, match="--size is 0"):
-        SelectOptions(size=0)
-    with pytest.raises(UsageError, match="--by is 'votes'"):
-        SelectOptions(by="votes")

@@ -19,8 +19,3 @@ def test_spread_over_seeds_and_tasks() -> None:
     assert [(group["task"], group["f1"]) for group in record["tasks"]] == [("a", 0.75), ("b", 0.0)]
     assert record["f1_over_tasks"]["sd"] == pytest.approx(np.std([0.75, 0.0], ddof=1))
     assert np.isnan(spread([1.0])["sd"])
-
-
-def test_texts_alone_have_no_f1() -> None:
-    record = score_record("base", [Score(np.ones(2), np.full(2, np.nan))], None)
-    assert np.isnan(record["f1"]["mean"]) and record["tasks"] == [] and record["loss"]["mean"] == 1

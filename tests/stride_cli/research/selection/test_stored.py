@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stride_cli.errors import CorpusError, UsageError
+from stride_cli.errors import CorpusError
 from stride_cli.research.selection.stored import stored_documents
 
 RECORDS = [
@@ -67,9 +67,3 @@ def test_every_form_comes_back(build) -> None:
             list(stored_documents(index, tokenizer, [4]))
     finally:
         moved.rename(corpus)
-
-
-def test_an_index_without_text(build) -> None:
-    index, tokenizer, _ = build(store_text=False)
-    with pytest.raises(UsageError, match="holds no text"):
-        list(stored_documents(index, tokenizer, [0]))

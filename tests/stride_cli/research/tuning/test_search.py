@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.errors import UsageError
 from stride_cli.research.tuning.search import (
     DIMENSIONS,
     Trial,
     TrialStore,
-    check_grid,
     choose_lambda,
     exceeds,
     sweep,
@@ -75,15 +73,6 @@ def test_the_best_is_the_highest_of_those_that_beat_the_first() -> None:
     assert [better for _, better in sweep({"rank": [32]}, START, some)] == [True, False]
 
 
-def test_settings_that_mean_the_same_are_tried_once() -> None:
-    def identity(settings: Any) -> str:
-        return f"{settings['rank'] or 8} {settings['damping']}"
-
-    start = {**START, "rank": None}
-    found = list(sweep({"rank": [4, 8]}, start, evaluate, identity=identity))
-    assert [trial.settings["rank"] for trial, _ in found] == [None, 4]
-
-
 def test_settings_that_fail_or_do_not_matter_are_passed_over() -> None:
     def some(settings: dict[str, Any]) -> Trial:
         trial = evaluate(settings)
@@ -119,19 +108,3 @@ def test_trials_are_kept_and_damaged_ones_are_not_read(
         store.path("a").write_text(content)
         assert store.read("a") is None
     assert capsys.readouterr().err.count("is damaged") == 3
-
-
-@pytest.mark.parametrize(
-    ("grid", "lambdas", "message"),
-    [
-        ({"rank": [0]}, [0.1], "--rank is 0"),
-        ({"subsets": [-1]}, [0.1], "a subsets of -1"),
-        ({"damping": [0.0]}, [0.1], "--damping is 0.0"),
-        ({"damping": [float("nan")]}, [0.1], "--damping is nan"),
-        ({}, [1.5], "--lambda-ratio is 1.5"),
-        ({}, [], "no λ"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(grid: dict, lambdas: list, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_grid(grid, lambdas)

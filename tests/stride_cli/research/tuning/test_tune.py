@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.research import api
-from stride_cli.research.pages.tuning_page import tuning_page
 from stride_cli.research.tuning.responses import (
     ContinuedTrainer,
     WithheldChunks,
@@ -97,18 +95,6 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
 
 
-def test_where_nothing_is_gained_nothing_is_written(index: Path, run, tmp_path: Path, monkeypatch) -> None:
-    """A default made explicit would be a setting of all other indexes too."""
-    monkeypatch.chdir(tmp_path)
-    line = "tune --index run.stride --damping 1e-9 --lambda-ratio 0.01 --responses 8 --epochs 1 --workers 1"
-    result = run(f"{line} --device cpu")
-    assert result.code == 0, result.err
-    *_, chosen = result.records
-    assert chosen["written"] == chosen["path"] == chosen["next"] == "" and chosen["gain"]["mean"] == 0
-    assert not (tmp_path / "stride.yaml").exists()
-    assert "stride.yaml stays as it is" in result.err and "next:" not in result.err
-
-
 def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
     """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
     grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
@@ -124,18 +110,6 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
     assert not where(index).open().index.has("truth")
     again = api.tune(index, options, device="cpu", on_trial=trials.append)
     assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
-
-
-@pytest.mark.slow
-def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
-    grid = {"layer": [99], "space": ["residual-matrix"]}
-    options = TuneOptions(grid=grid, responses=8, epochs=0.5, lambdas=(0.1,), workers=1)
-    trials: list[dict] = []
-    found = api.tune(index, options, device="cpu", on_trial=trials.append)
-    failed = [trial for trial in trials if "error" in trial]
-    assert len(failed) <= 1 and found["trials"] == len(trials)
-    assert tuning_page(trials, found).count("failed") == len(failed)
-    json.dumps([*trials, found], allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +129,3 @@ def test_settings_that_do_not_fit_are_reported(index: Path) -> None:
 def test_what_cannot_be_is_refused(index: Path, change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         api.tune(index, TuneOptions(**change), device="cpu")
-
-
-def test_values_on_the_command_line(run, index: Path) -> None:
-    result = run(f"tune --index {index} --rank many")
-    assert result.code == 2 and "--rank is 'many'" in result.err
-    result = run(f"tune --index {index} --criterion truth --rank 4")
-    assert result.code == 2 and "stride evaluate truth" in result.err

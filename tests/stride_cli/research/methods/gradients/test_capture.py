@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stride_cli.data.batches import pad_batch
-from stride_cli.errors import ModelError, NumericalError, UsageError
 from stride_cli.models import head
 from stride_cli.research.methods.gradients.capture import Capture, Factors
 from stride_cli.research.methods.gradients.passes import label_uniforms
@@ -34,26 +33,6 @@ def _batch(lengths, vocabulary=41, seed=0, weights=None):
     ids = [random.integers(0, vocabulary, length) for length in lengths]
     given = [np.ones(length, np.float32) for length in lengths] if weights is None else weights
     return pad_batch(np.arange(len(ids)), ids, given)
-
-
-def test_layers_in_order_and_by_choice(nanochat_task, gpt2_task):
-    probe = _batch([5])
-    model = nanochat_task.model
-    names = [layer.name for layer in Capture(model, probe).layers]
-    assert names[0].endswith("0.self_attn.q_proj")
-    assert names[-1] == "lm_head"
-    assert len(names) == 2 * 6 + 1
-    assert [layer.name for layer in Capture(model, probe, layers="body").layers] == names[:-1]
-    assert [layer.name for layer in Capture(model, probe, layers="last").layers] == names[-2:-1]
-    assert [layer.is_head for layer in Capture(model, probe, layers="head").layers] == [True]
-    assert len(Capture(model, probe, layers="mlp").layers) == 4
-    assert len(Capture(model, probe, layers=r"layers\.1\.mlp").layers) == 2
-    convolutional = Capture(gpt2_task.model, probe, layers="mlp").layers
-    assert [(layer.n_out, layer.n_in) for layer in convolutional[:2]] == [(64, 17), (16, 65)]
-    without = Capture(gpt2_task.model, probe, layers="mlp", bias=False).layers
-    assert without[0].n_in == 16
-    with pytest.raises(UsageError, match="not a regular expression"):
-        Capture(model, probe, layers="(")
 
 
 @settings(max_examples=15, deadline=None)
@@ -84,26 +63,6 @@ def test_equals_autograd_whatever_the_batch(nanochat_task, autograd, lengths, se
     assert not outcome.loss[silent].any()
 
 
-def test_one_module_called_twice(make_classifier, autograd):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, inputs):
-            return self.inner(torch.tanh(self.inner(inputs)))
-
-    torch.manual_seed(0)
-    task, _queries = make_classifier(Twice(), nn.Linear(4, 3), torch.randn(6, 4), np.arange(6) % 3, 5)
-    batch = task.chunks.batch(np.arange(5))
-    found, _ = _matrices(Capture(task.model, batch), batch)
-    chunks = [task.chunks.chunk(row) for row in range(5)]
-    expected = autograd(task, chunks, ["features.inner.weight"])
-    np.testing.assert_allclose(found["features.inner"][..., :-1].flatten(1), expected, rtol=1e-4, atol=1e-6)
-    expected = autograd(task, chunks, ["features.inner.bias"])
-    np.testing.assert_allclose(found["features.inner"][..., -1], expected, rtol=1e-4, atol=1e-6)
-
-
 def test_drawn_labels_estimate_the_gauss_newton_matrix(softmax):
     """E[g gᵀ] over labels drawn from the model; and the same labels whatever the batch."""
     task = softmax.task
@@ -126,18 +85,6 @@ def test_drawn_labels_estimate_the_gauss_newton_matrix(softmax):
     np.testing.assert_array_equal(label_uniforms(0, one, 3)[0], label_uniforms(0, batch, 3)[7])
 
 
-def test_margins_of_sure_predictions_stay_finite(make_classifier):
-    head = nn.Linear(3, 3, bias=False)
-    with torch.no_grad():
-        head.weight.copy_(60 * torch.eye(3))
-    task, _ = make_classifier(nn.Identity(), head, torch.eye(3), np.arange(3), 3)
-    batch = task.chunks.batch(np.arange(3))
-    found, outcome = _matrices(Capture(task.model, batch), batch, output="margin")
-    expected = torch.tensor([[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]])
-    np.testing.assert_allclose(found["head"].sum(dim=2), expected, atol=1e-6)
-    assert float(outcome.doubt.max()) < 1e-6
-
-
 def test_the_model_is_left_as_it_was(nanochat_task):
     batch = _batch([6, 4])
     before = nanochat_task.model.logits(
@@ -153,26 +100,6 @@ def test_the_model_is_left_as_it_was(nanochat_task):
     assert torch.equal(before, after)
     assert not after.requires_grad
     assert all(not layer.module._forward_hooks for layer in capture.layers)
-
-
-def test_rows_that_are_mixed_and_losses_that_are_not_finite(make_classifier):
-    class Mixing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, inputs):
-            return self.inner(inputs.repeat(3, 1))[: len(inputs)]
-
-    task, _ = make_classifier(Mixing(), nn.Linear(4, 3), torch.randn(6, 4), np.arange(6) % 3, 5)
-    batch = task.chunks.batch(np.arange(5))
-    with pytest.raises(ModelError, match=r"features.inner.*15"):
-        _matrices(Capture(task.model, batch), batch)
-    inputs = torch.randn(6, 4)
-    inputs[3] = float("nan")
-    task, _ = make_classifier(nn.Identity(), nn.Linear(4, 3), inputs, np.arange(6) % 3, 5)
-    with pytest.raises(NumericalError, match="row 3"):
-        _matrices(Capture(task.model, batch), batch)
 
 
 def test_tied_head_has_the_heads_part_only():

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import copy
-import dataclasses
 import json
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
 from stride_cli.models import loading
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.research.methods.gradients import graddot
-from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.graddot import GradDot, TracIn
 from stride_cli.research.methods.gradients.passes import find_checkpoints
 from stride_cli.research.methods.protocol import score_all
@@ -68,51 +62,11 @@ def test_embeddings_where_they_are_asked_for(fixture, request, queries, autograd
         np.testing.assert_allclose(found, products, rtol=1e-4, atol=1e-5 * np.abs(products).max())
 
 
-def test_a_tied_embedding_counts_apart_from_the_head(nanochat_task, queries):
-    apart, tied = (copy.deepcopy(nanochat_task.model.model) for _ in range(2))
-    with torch.no_grad():
-        apart.lm_head.weight.copy_(apart.get_input_embeddings().weight)
-    tied.lm_head.weight = tied.get_input_embeddings().weight
-    tasks = [dataclasses.replace(nanochat_task, model=CausalLM(module)) for module in (apart, tied)]
-    found = [_scores(GradDot(layers="all+embeddings"), task, queries) for task in tasks]
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-
-
-def test_classifiers_have_no_embedding(softmax):
-    with pytest.raises(UsageError, match="no embedding of tokens"):
-        _scores(GradDot(layers="all+embeddings"), softmax.task, softmax.queries)
-
-
 def test_batches_padding_and_memory_change_nothing(nanochat_task, queries):
     expected = _scores(GradDot(batch_tokens=1000), nanochat_task, queries)
     for options in ({"batch_tokens": 12}, {"query_bytes": 1}, {"batch_tokens": 30, "query_bytes": 40_000}):
         found = _scores(GradDot(**options), nanochat_task, queries)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", [GradDot, EKFAC])
-def test_gradients_of_queries_go_before_the_next_come(method, nanochat_task, queries, monkeypatch):
-    alive, made = weakref.WeakSet(), []
-
-    class Watched(graddot.QueryBank):
-        def __init__(self, *given):
-            made.append(len(alive))
-            alive.add(self)
-            super().__init__(*given)
-
-    monkeypatch.setattr(graddot, "QueryBank", Watched)
-    _scores(method(query_bytes=1), nanochat_task, queries)
-    assert len(made) == len(queries) > 1 and not any(made)
-
-
-def test_layers_add_up(nanochat_task, queries):
-    whole = _scores(GradDot(layers="all"), nanochat_task, queries)
-    parts = _scores(GradDot(layers="body"), nanochat_task, queries) + _scores(
-        GradDot(layers="head"), nanochat_task, queries
-    )
-    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
-    with pytest.raises(UsageError, match="names none"):
-        _scores(GradDot(layers="nothing_of_this_name"), nanochat_task, queries)
 
 
 def test_convolutions(make_classifier, autograd):
@@ -137,18 +91,6 @@ def test_convolutions(make_classifier, autograd):
     )
     found = _scores(GradDot(batch_tokens=8), task, queries)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-def test_a_chunk_supports_itself(nanochat_task):
-    from stride_cli.data.query_set import QuerySet
-
-    pairs = [nanochat_task.chunks.chunk(row) for row in range(QUERY_BLOCK // 2)]
-    same = QuerySet([p[0] for p in pairs] * 3, [p[1] for p in pairs] * 3, ["q"] * (3 * len(pairs)))
-    method = GradDot()
-    method.fit(nanochat_task)
-    blocks = list(method.score(same))
-    assert [len(block) for block in blocks] == [QUERY_BLOCK, QUERY_BLOCK // 2]
-    assert (np.diag(blocks[0])[: len(pairs)] > 0).all()
 
 
 def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
@@ -191,7 +133,6 @@ def test_checkpoints_of_a_run_with_their_rates(tmp_path):
 
 
 def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):
-    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.models.language.checkpoint import load_weights
 
     network = nanochat_task.model.model

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import CorpusError, ModelError, UsageError
+from stride_cli.errors import ModelError
 from stride_cli.models import loading
 from stride_cli.research.methods.gradients.less import LESS
 from stride_cli.research.methods.gradients.warmup import warm_up
@@ -122,14 +120,6 @@ def test_first_moments_are_those_of_the_first_step(gpt2_task, autograd):
     assert distances.min() < 0.01 < 0.1 < np.sort(distances)[1]
 
 
-def test_the_same_seed_gives_the_same_scores(nanochat_task, queries):
-    options = {"dim": 256, "share": 0.3, "epochs": 1, "rank": 2}
-    found = _scores(LESS(**options), nanochat_task, queries)
-    np.testing.assert_array_equal(found, _scores(LESS(**options), nanochat_task, queries))
-    other = Workspace(nanochat_task.index, nanochat_task.model, nanochat_task.chunks, 1)
-    assert not np.allclose(found, _scores(LESS(**options), other, queries))
-
-
 def test_the_warm_up_starts_from_the_base_of_the_recipe(tmp_path, saved_model):
     from stride_cli import api
     from stride_cli.corpus.options import BuildOptions
@@ -155,27 +145,3 @@ def test_the_warm_up_starts_from_the_base_of_the_recipe(tmp_path, saved_model):
     (tuned / FILE_NAME).write_text(json.dumps({**recipe, "base_fingerprint": "0" * 64}))
     with pytest.raises(ModelError, match="fingerprint"):
         warm_up(task, share=0.5, epochs=1, rank=2, lr=None, layers=None)
-
-
-def test_what_a_warm_up_cannot_be(softmax, nanochat_task, tmp_path):
-    with pytest.raises(UsageError, match="classifier"):
-        LESS(form="lora").fit(softmax.task)
-    with pytest.raises(UsageError, match="checkpoints are given"):
-        LESS(checkpoints=str(tmp_path)).fit(nanochat_task)
-    with pytest.raises(UsageError, match="none of the model's"):
-        LESS(layers="nowhere").fit(nanochat_task)
-    for wrong in ({"share": 0.0}, {"share": 1.5}, {"epochs": 0}, {"rank": 0}, {"form": "signum"}):
-        with pytest.raises(UsageError):
-            LESS(**wrong)
-
-
-def test_a_corpus_without_scored_tokens(nanochat_task):
-    index = copy.copy(nanochat_task.index)
-    index.arrays = {
-        "corpus/tokens": np.arange(3, dtype=np.uint16),
-        "corpus/chunk_offsets": np.arange(4, dtype=np.int64),
-        "corpus/loss_start": np.ones(3, np.int32),
-    }
-    silent = Workspace(index, nanochat_task.model, ChunkReader(index), 0)
-    with pytest.raises(CorpusError, match="no chunk has a scored token"):
-        LESS().fit(silent)

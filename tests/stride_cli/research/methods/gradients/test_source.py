@@ -115,13 +115,6 @@ def test_what_gradient_descent_did_before_its_end(regression, agreement):
     assert np.mean(each[0]) > np.mean(each[1]) + 0.02
 
 
-def test_more_segments_than_checkpoints(regression):
-    _, task, *_ = regression
-    with pytest.raises(UsageError, match=r"kept 5 checkpoints, 7 segments need 6") as caught:
-        Source(segments=7).fit(task)
-    assert "segments=1" in caught.value.fix
-
-
 def test_other_trainings_are_refused(nanochat_task, softmax):
     with pytest.raises(UsageError, match="language"):
         Source().fit(nanochat_task)

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
-from stride_cli.errors import UsageError
 from stride_cli.research.methods.gradients.trackstar import TrackStar
 from stride_cli.research.methods.protocol import score_all
 
@@ -50,15 +48,6 @@ def test_without_unit_length_it_is_influence(softmax, left_out, agreement):
     assert np.mean(means) > 0.9
 
 
-def test_batches_and_padding_change_nothing(gpt2_task, queries):
-    expected = _scores(TrackStar(rank=4, batch_tokens=1000), gpt2_task, queries)
-    found = _scores(TrackStar(rank=4, batch_tokens=12), gpt2_task, queries)
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
-    method = TrackStar(rank=4)
-    method.fit(gpt2_task)
-    assert method.bytes_per_chunk == 8 * 16 * 4
-
-
 def test_moments_of_queries_are_mixed_in(softmax):
     train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
     plain = _cosines(held, train)
@@ -80,9 +69,3 @@ def test_auto_mix_makes_the_largest_eigenvalues_meet(softmax):
     nothing = TrackStar(rank=8, mix="auto")
     nothing.fit(softmax.task)
     assert list(nothing.score(softmax.queries.take(np.arange(0)))) == []
-
-
-@pytest.mark.parametrize("mix", [-0.1, 1.5, "some"])
-def test_mix_is_a_share(mix):
-    with pytest.raises(UsageError, match="mix"):
-        TrackStar(mix=mix)
