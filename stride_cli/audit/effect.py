@@ -174,7 +174,7 @@ def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | N
     """
     from stride_cli.models.fingerprints import cuts_alike
     from stride_cli.models.loading import Opener
-    from stride_cli.operators.beginnings import recorded_base
+    from stride_cli.operators.initial_residuals import recorded_base
     from stride_cli.output import progress
 
     path = recorded_base(session.model, tell=lambda text: None)

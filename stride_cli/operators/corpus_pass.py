@@ -7,7 +7,7 @@ process, so that chunks' gradients and projections are, too.
 What is done lies in the fit's scratch directory, which all workers see:
 
     parts.json         how many ranges there are; a pass that is gone on with keeps them
-    before.pt          initial-model residuals, where they are known (`beginnings`)
+    before.pt          initial-model residuals, where they are known (`initial_residuals`)
     spaces.pt          the bases
     range-I/           what range I goes on from when its worker dies (as of a pass in one process)
     sums-I.pt          M G of range I, whole

@@ -16,9 +16,9 @@ from stride_cli.data.batches import pad_batch
 from stride_cli.data.residual_codes import BEFORE
 from stride_cli.errors import NumericalError
 from stride_cli.models.loading import Opener
-from stride_cli.operators.beginnings import know_beginnings
 from stride_cli.operators.designs import Designs
 from stride_cli.operators.gates import PackedGates
+from stride_cli.operators.initial_residuals import load_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import array_name
 from stride_cli.output import note
@@ -128,7 +128,7 @@ def fit_models(
     done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
     opener, saving = Opener.like(models[0]), {"scratch": scratch, "save_seconds": run.save_seconds}
     given: dict[str, Any] = saving
-    know_beginnings(models[0], chunks, settings_for(models[0]), base=run.base, **given)
+    load_initial_residuals(models[0], chunks, settings_for(models[0]), base=run.base, **given)
     for number in range(len(done), 1 + len(checkpoints)):
         begun, workers = time.perf_counter(), run.workers
         checkpoint = checkpoints[number - 1] if number else None

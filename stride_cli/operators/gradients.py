@@ -17,8 +17,8 @@ import torch
 from stride_cli.data.batches import Batch
 from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.seeding import seeded
-from stride_cli.operators.beginnings import average_residuals
 from stride_cli.operators.device_memory import ShrinkingBatches
+from stride_cli.operators.initial_residuals import average_residuals
 from stride_cli.operators.operator_space import OperatorSpace, Signals
 from stride_cli.operators.steered_model import SteeredModel
 
@@ -57,8 +57,8 @@ def chunk_gradients(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Ten
     """`gate_gradients` of training chunks: what operators, projections and exact gradients are made of.
 
     Where the model is `averaged`, a token counts as on average over training, and not as at its end
-    (`stride_cli.operators.beginnings`); the losses are those at its end. Where it is `normalized` by e, g_i
-    is divided by |s_i g_i|^e, with s_i the row's scored tokens and the length taken over all spaces: a
+    (`initial_residuals.average_residuals`); the losses are those at its end. Where it is `normalized` by e,
+    g_i is divided by |s_i g_i|^e, with s_i the row's scored tokens and the length taken over all spaces: a
     gradient twice as large is not twice the influence.
     """
     found = signals(steered, batch, averaged=steered.averaged)
@@ -93,7 +93,7 @@ def signals(
     ----------
     with_inputs : bool           keep the first block's input although no space reads it
     with_prediction : bool       add up Σ_t p_t over scored positions
-    averaged : bool              weigh tokens as on average over training: `beginnings.average_residuals`
+    averaged : bool              weigh tokens as on average over training (`average_residuals`)
     """
     model, spaces, layer = steered.model, steered.spaces, steered.layer
     # 1. The batch: ids (B, T), and ω / Σω (B, T), which makes of each row a mean over its scored tokens

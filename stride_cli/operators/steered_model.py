@@ -33,7 +33,7 @@ class SteeredModel:
     layer : int                             residual spaces act after this many blocks
     fitted : Operators or None              gates of K subsets in these spaces; None while they are fitted
     averaged : bool                         chunks' tokens count as on average over training
-                                            (`beginnings.average_residuals`)
+                                            (`initial_residuals.average_residuals`)
     normalized : float                      chunks' gradients are divided by their lengths to this power
     """
 

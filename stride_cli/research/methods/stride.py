@@ -138,7 +138,7 @@ class StrideMethod:
             model = self._open(path)
             settings = resolve_settings(options, model, workspace.index)
             columns = np.asarray(design.columns)
-            _know_beginnings(workspace, settings)
+            _load_initial_residuals(workspace, settings)
             operators = fit_operators(model, workspace.chunks, columns, design.n_subsets, settings)
             fitted.append((path, operators.packed()))
             del model, operators
@@ -242,7 +242,7 @@ class DirectReadout:
         options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
-            _know_beginnings(workspace, settings)
+            _load_initial_residuals(workspace, settings)
             steered = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
                 self._parts.append((settings, steered))
@@ -303,12 +303,12 @@ def _options_for(options: Any, checkpoints: str | None) -> Any:
     return options if checkpoints is None else replace(options, checkpoints=tuple(checkpoints.split("|")))
 
 
-def _know_beginnings(workspace: Workspace, settings: Any) -> None:
+def _load_initial_residuals(workspace: Workspace, settings: Any) -> None:
     """Once for all methods of a comparison, and not at all where the index knows them."""
-    from stride_cli.operators.beginnings import know_beginnings
+    from stride_cli.operators.initial_residuals import load_initial_residuals
 
     if workspace.chunks.before is None:
-        know_beginnings(workspace.model, workspace.chunks, settings)
+        load_initial_residuals(workspace.model, workspace.chunks, settings)
 
 
 def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:

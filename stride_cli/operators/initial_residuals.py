@@ -1,10 +1,9 @@
-"""How far a model was from each token of its corpus before it was trained on it: ρ₀, a byte a token.
+"""Initial-model residuals: how far a model was from each token before it was trained on it, a byte a token.
 
-What a model has learnt by heart has no gradient left, though it is what taught the model most. The part of a
-chunk in the weights is the sum of its gradients over training, and in each of these a token counts by its
-residual ρ = 1 − p, by how far the model is from it: by ρ₀ at the beginning, by ρ at the end. Here it counts
-by the mean of both, and not by ρ. ρ₀ is 1 where training began from nothing; of a fine-tuned model its base
-says what it is.
+A memorised text has almost no gradient left, although it taught the model most. A chunk's part in the weights
+is the sum of its gradients over training, and in each of them a token counts by its residual ρ = 1 − p: by ρ₀
+at the beginning, by ρ at the end. Here it counts by the mean of both instead of ρ. ρ₀ is 1 where training
+began from nothing; of a fine-tuned model its base says what it is.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 _BLOCK = 1 << 22  # tokens
-_LEAST = 1e-9  # a model that is surer of a token is taken to be so sure: what is smaller is lost to rounding
+_LEAST = 1e-9  # of a residual: what is smaller is lost to rounding
 
 
 def average_residuals(residual: torch.Tensor, before: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """How many times as large as at its end a token's residual was on average over training.
+    """Divide a token's mean residual over training by that at its end.
 
-    The mean of its beginning and its end; residuals that fell exponentially would have the logarithmic mean,
-    which gives what was learnt by heart too little.
+    The mean is that of beginning and end. Residuals that fell exponentially would have the logarithmic mean,
+    which gives memorised text too little.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ def average_residuals(residual: torch.Tensor, before: torch.Tensor | float = 1.0
     return (0.5 + 0.5 * torch.as_tensor(before) / residual.clamp_min(_LEAST)).float()
 
 
-def know_beginnings(
+def load_initial_residuals(
     model: AttributableModel,
     chunks: ChunkReader,
     settings: Any,
@@ -63,7 +62,7 @@ def know_beginnings(
     scratch: Path | None = None,
     save_seconds: float = 60.0,
 ) -> None:
-    """Let chunks know ρ₀ of their tokens, where a fit asks for it and there is a model before training.
+    """Give chunks ρ₀ of their tokens, where a fit asks for it and there is a model before training.
 
     Parameters
     ----------
@@ -93,14 +92,14 @@ def know_beginnings(
             f"{model.tokenizer_fingerprint}, that of '{model.path}')",
             fix="give the model that the training began from (--base), or --residuals final",
         )
-    chunks.before = measure_beginnings(
+    chunks.before = measure_initial_residuals(
         before, chunks, batch_tokens=settings.batch_tokens, scratch=scratch, save_seconds=save_seconds
     )
 
 
 def _reads_alike(before: AttributableModel, model: AttributableModel, chunks: ChunkReader) -> bool:
-    """Whether the tokens of chunks are the same texts to both. Their tokenizers may differ in what touches no
-    token of a text: how they pad, or a token for it that training added."""
+    """Whether the tokens of chunks are the same texts to both: their tokenizers may pad otherwise, or have a
+    token that training added."""
     if before.tokenizer_fingerprint == model.tokenizer_fingerprint:
         return True
     theirs, own = before.tokenizer.get_vocab(), model.tokenizer.get_vocab()
@@ -111,28 +110,21 @@ def _reads_alike(before: AttributableModel, model: AttributableModel, chunks: Ch
     return last <= max(theirs.values(), default=0)
 
 
-def has_beginning(model: AttributableModel, settings: Any) -> bool:
-    """Whether a fit with these settings asks the model before training, as far as the recipe says; nothing is
-    told."""
-    averaged = getattr(settings, "residuals", "final") == "average"
-    return averaged and recorded_base(model, tell=lambda text: None) is not None
-
-
 def recorded_base(model: AttributableModel, tell: Callable[[str], None] = note) -> str | None:
-    """The model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others, and
-    where it is gone (which is told)."""
+    """Find the model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others,
+    and where it is gone (with a note)."""
     if model.path is not None and is_adapter(model.path):
         return base_name(Path(model.path).expanduser())[0]
     recipe = None if model.classes or model.path is None else read_recipe(model.path)
     if recipe is None or recipe.base is None:
         return None
     try:
-        if (
-            find_offline(recipe.base) is not None
-            and model_fingerprint(recipe.base) == recipe.base_fingerprint
-        ):
+        if find_offline(recipe.base) is None:
+            reason = "is not on this machine"
+        elif model_fingerprint(recipe.base) == recipe.base_fingerprint:
             return recipe.base
-        reason = "is not on this machine" if find_offline(recipe.base) is None else "has changed since"
+        else:
+            reason = "has changed since"
     except ModelError as error:
         reason = f"cannot be read: {error.message}"
     tell(
@@ -142,7 +134,7 @@ def recorded_base(model: AttributableModel, tell: Callable[[str], None] = note) 
     return None
 
 
-def measure_beginnings(
+def measure_initial_residuals(
     base: AttributableModel,
     chunks: ChunkReader,
     *,
@@ -150,7 +142,7 @@ def measure_beginnings(
     scratch: Path | None = None,
     save_seconds: float = 60.0,
 ) -> np.ndarray:
-    """ρ₀ of every token by one forward pass of the model before training; (N,) uint8, see `packed`.
+    """Measure ρ₀ of every token by one forward pass of the model before training; (N,) uint8, see `packed`.
 
     Parameters
     ----------
@@ -189,7 +181,7 @@ def measure_beginnings(
 
 @torch.no_grad()
 def _residuals(base: AttributableModel, batch: Batch) -> np.ndarray:
-    """Of the tokens of a few chunks, (B, T) float64; 1 where a token is not scored."""
+    """Residuals of a batch's tokens, (B, T) float64; 1 where a token is not scored."""
     ids = batch.ids.to(base.device)
     final = base.continue_from(base.hidden(ids, base.n_layers), base.n_layers)
     residuals = torch.ones(ids.shape, dtype=torch.float64)

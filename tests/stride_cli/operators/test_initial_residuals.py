@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.residual_codes import BEFORE, packed, unpacked
-from stride_cli.operators.beginnings import average_residuals, measure_beginnings
 from stride_cli.operators.gradients import chunk_gradients, gate_gradients
+from stride_cli.operators.initial_residuals import average_residuals, measure_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel
 from tests.stride_cli.operators.test_gradients import LAYER, make_space
 from tests.tiny_chunks import MemoryIndex, tiny_model
@@ -83,7 +83,7 @@ def test_chunks_gradients_are_brought_to_one_length_as_far_as_asked(model) -> No
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: bool) -> None:
     base, chunks = tiny_model(seed=5), ChunkReader(MemoryIndex(23, masked=masked))
-    found = measure_beginnings(base, chunks, batch_tokens=64)
+    found = measure_initial_residuals(base, chunks, batch_tokens=64)
     for row in range(23):
         ids, weights = chunks.chunk(row)
         logits = base.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
@@ -93,14 +93,14 @@ def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: b
         assert np.abs(np.log2(unpacked(found[start + 1 : start + len(ids)]) / wanted)).max() < 1 / 16 + 1e-4
         assert found[start] == 0
     # interrupted after its first batches, it gives the same
-    whole = np.array(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path))
+    whole = np.array(measure_initial_residuals(base, chunks, batch_tokens=64, scratch=tmp_path))
     assert np.array_equal(whole, found)
     first = chunks.plan(64)[0]
     left = np.concatenate([np.arange(chunks.offsets[row], chunks.offsets[row + 1]) for row in first])
     half = torch.full((len(found),), 77, dtype=torch.uint8)
     half[left] = torch.from_numpy(found[left])
     torch.save({"next": 1, "before": half}, tmp_path / "before.pt")
-    assert np.array_equal(measure_beginnings(base, chunks, batch_tokens=64, scratch=tmp_path), found)
+    assert np.array_equal(measure_initial_residuals(base, chunks, batch_tokens=64, scratch=tmp_path), found)
 
 
 def test_chunks_appended_later_count_as_the_usual_token() -> None:
