@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import math
-import operator
 import os
-import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_type_hints
+from types import NoneType, SimpleNamespace
+from typing import Annotated, Any
 
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.characters import shortened
@@ -22,8 +19,10 @@ from stride_cli.models.stream_choice import StreamOptions
 from stride_cli.operators.options import FLAT
 from stride_cli.options import MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions
+from stride_cli.schema.derivation import Record
 
 FILE_NAME = "stride.yaml"
+_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -61,42 +60,26 @@ class Placement(Options):
     )
 
 
-def _section(name: str, *classes: type) -> type:
-    """A dataclass of the options that are keys of stride.yaml."""
-    made = [
-        (entry.name, _hint(entry), None if entry.default == () else entry.default)
-        for entry in entries(*classes).values()
-        if entry.about.setting
-    ]
-    keys = [(key, hint, field(default=default)) for key, hint, default in made]
-    return make_dataclass(name, keys, frozen=True)
-
-
-def _hint(entry: Entry) -> Any:
-    kinds = entry.kinds if entry.default is not None and entry.default != () else {*entry.kinds, NoneType}
-    return functools.reduce(operator.or_, sorted(kinds, key=lambda kind: kind is NoneType))
+def _settings_of(*classes: type) -> dict[str, Entry]:
+    return {name: entry for name, entry in entries(*classes).items() if entry.about.setting}
 
 
 # device and dtype of "train" and "query" are set apart: fitting may run where queries do not
-SECTIONS: dict[str, type] = {
-    "general": _section("GeneralSettings", GeneralSettings, StreamOptions, Permissions),
-    "train": _section("TrainSettings", *FLAT, CalibrationOptions, Placement),
-    "query": _section("QuerySettings", QueryOptions, Placement),
-}
-_DECLARED = {
-    "general": entries(GeneralSettings, StreamOptions, Permissions),
-    "train": entries(*FLAT, CalibrationOptions, Placement),
-    "query": entries(QueryOptions, Placement),
+SECTIONS: dict[str, dict[str, Entry]] = {
+    "general": _settings_of(GeneralSettings, StreamOptions, Permissions),
+    "train": _settings_of(*FLAT, CalibrationOptions, Placement),
+    "query": _settings_of(QueryOptions, Placement),
 }
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One setting as resolved: its key ("query.top"), its value, and where the value comes from."""
+class Setting(Record):
+    """One setting as resolved."""
 
-    key: str
-    value: Any
-    source: str
+    schema = "stride.setting/1"
+    key: Annotated[str, "section and name, such as query.top"]
+    value: Annotated[str | float | bool | list[Any] | None, "null: what fits the index and model"]
+    source: Annotated[str, '"default", "stride.yaml" or the name of a variable']
 
     @property
     def name(self) -> str:
@@ -104,71 +87,72 @@ class Setting:
 
 
 def resolve(section: str, flags: Mapping[str, Any]) -> Any:
-    """The settings of one section; flags whose value is None are "not given", and those that are no setting
-    pass by.
+    """Resolve the settings of one section.
 
     Parameters
     ----------
     section : "general", "train" or "query"
-    flags : name → value
+    flags : name → value; None is "not given", and one that is no setting passes by
 
     Returns
     -------
-    the section's frozen dataclass
+    a namespace of the section's settings
 
     Raises
     ------
     UsageError      an unknown key or a value of the wrong type in stride.yaml or the environment
     """
-    for name, value in flags.items():
-        if name in _DECLARED[section]:
-            _DECLARED[section][name].check(value)
+    given = {name: value for name, value in flags.items() if name in SECTIONS[section]}
+    for name, value in given.items():
+        SECTIONS[section][name].check(value)
     found = {setting.name: setting.value for setting in settings(section)}
-    found.update({name: value for name, value in flags.items() if value is not None and name in found})
-    return SECTIONS[section](**found)
+    return SimpleNamespace(**found | {name: value for name, value in given.items() if value is not None})
 
 
 def settings(section: str | None = None) -> list[Setting]:
     """Every setting of a section (or of all), with its source: "default", the file or the variable."""
-    written = _read_file(Path(FILE_NAME))
-    _check_variables(section)
-    result = []
-    for name, cls in SECTIONS.items():
-        if section is not None and name != section:
-            continue
-        hints, declared = get_type_hints(cls), _DECLARED[name]
-        for entry in fields(cls):
-            key, variable = f"{name}.{entry.name}", f"STRIDE_{name}_{entry.name}".upper()
-            value, source = entry.default, "default"
-            if key in written and declared[entry.name].about.personal:
-                raise UsageError(
-                    f"{FILE_NAME} sets {key}, which no file in a directory can: it may have come with it",
-                    fix=f"remove it there, and say it with {declared[entry.name].flag} or {variable}=true",
-                )
+    written = read_file(Path(FILE_NAME))
+    wanted = {name: declared for name, declared in SECTIONS.items() if section in (None, name)}
+    _check_variables(wanted)
+    found = []
+    for name, declared in wanted.items():
+        for entry in declared.values():
+            key, variable = f"{name}.{entry.name}", _variable(name, entry.name)
+            value, source = None if entry.default == () else entry.default, "default"
             if key in written:
-                value, source = _check(written[key], hints[entry.name], key, FILE_NAME), FILE_NAME
-                declared[entry.name].check(value, f"{FILE_NAME}: {key}", f"write {_example(key, declared)}")
+                if entry.about.personal:
+                    raise UsageError(
+                        f"{FILE_NAME} sets {key}, which no file in a directory can: it may have come with it",
+                        fix=f"remove it there, and say it with {entry.flag} or {variable}=true",
+                    )
+                value, source = _of_yaml(written[key], entry, key), FILE_NAME
+                entry.check(value, f"{FILE_NAME}: {key}", f"write {entry.name}: {entry.example}")
             if variable in os.environ:
-                value = _parse(os.environ[variable], hints[entry.name], variable)
-                declared[entry.name].check(value, variable, f"unset {variable}")
-                source = variable
-            result.append(Setting(key, value, source))
-    return result
+                value, source = _of_text(os.environ[variable], entry, variable), variable
+                entry.check(value, variable, f"unset {variable}")
+            found.append(Setting(key, value, source))
+    return found
 
 
-def _check_variables(section: str | None) -> None:
-    """A mistyped variable is told, as a mistyped key of the file is."""
-    known = [f"STRIDE_{key.replace('.', '_')}".upper() for key in _known()]
-    of = tuple(f"STRIDE_{name}_".upper() for name in SECTIONS if section in (None, name))
+def _variable(section: str, name: str) -> str:
+    return f"STRIDE_{section}_{name}".upper()
+
+
+def _check_variables(sections: Mapping[str, Mapping[str, Entry]]) -> None:
+    """Refuse a mistyped variable, as a mistyped key of the file is."""
+    known = [_variable(section, name) for section, declared in sections.items() for name in declared]
+    begins = tuple(f"STRIDE_{name}_".upper() for name in sections)
     for variable in sorted(os.environ):
-        if variable.startswith(of) and variable not in known:
-            near = difflib.get_close_matches(variable, known, 1)
+        if variable.startswith(begins) and variable not in known:
             raise UsageError(
                 f"the environment sets {variable}, and there is no such setting",
-                fix=f"did you mean {near[0]}?"
-                if near
-                else f"unset {variable}; stride config show lists them",
+                fix=_nearest(variable, known) or f"unset {variable}; stride config show lists them",
             )
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else None
 
 
 def kernel_cache_setting() -> Setting:
@@ -180,193 +164,85 @@ def kernel_cache_setting() -> Setting:
     return Setting("kernels.directory", None if place is None else str(place), source)
 
 
-def with_settings(text: str, updates: Mapping[str, Any]) -> str:
-    """The text of a stride.yaml with some settings changed or added; comments and all else stay.
-
-    Parameters
-    ----------
-    text : str                  of the file; "" for a new one
-    updates : key → value       for example ``{"train.layer": 8}``
-
-    Raises
-    ------
-    UsageError      the file is written in a way that cannot be changed line by line (``train: {layer: 8}``)
-    """
-    import yaml
-
-    lines = text.splitlines()
-    for key, value in updates.items():
-        section, _, name = key.partition(".")
-        written = yaml.safe_dump(value).splitlines()[0]
-        head = next(
-            (at for at, line in enumerate(lines) if re.match(rf"{section}\s*:\s*(#.*)?$", line)), None
-        )
-        if head is None:
-            lines += [*([""] if lines and lines[-1].strip() else []), f"{section}:", f"  {name}: {written}"]
-            continue
-        body = head + 1
-        while body < len(lines) and (not lines[body].strip() or lines[body][0] in " \t#"):
-            body += 1
-        own = range(head + 1, body)
-        found = next((at for at in own if re.match(rf"\s+{name}\s*:", lines[at])), None)
-        if found is not None:
-            match = re.match(r"(\s+[^:]+:)([^#]*?)(\s+#.*)?$", lines[found])
-            lines[found] = f"{match[1]} {written}{match[3] or ''}" if match else lines[found]
-        else:
-            first = next((lines[at] for at in own if re.match(r"\s+\w", lines[at])), "  ")
-            indent = first[: len(first) - len(first.lstrip())] or "  "
-            lines.insert(head + 1, f"{indent}{name}: {written}")
-    changed = "\n".join(lines) + "\n"
-    before = yaml.safe_load(text) or {}
-    wanted = {section: dict(values or {}) for section, values in before.items()}
-    for key, value in updates.items():
-        section, _, name = key.partition(".")
-        wanted.setdefault(section, {})[name] = value
-    once = all(sum(bool(re.match(rf"{name}\s*:", line)) for line in lines) <= 1 for name in SECTIONS)
-    try:
-        agrees = once and yaml.safe_load(changed) == wanted
-    except yaml.YAMLError:
-        agrees = False
-    if not agrees:
-        listed = ", ".join(f"{key} = {value}" for key, value in updates.items())
-        raise UsageError(
-            f"{FILE_NAME} is written in a way that cannot be changed line by line", fix=f"set there: {listed}"
-        )
-    return changed
-
-
-def write_settings(updates: Mapping[str, Any]) -> Path:
-    """Change settings in the working directory's stride.yaml, whole or not at all; made where missing.
-
-    Raises
-    ------
-    UsageError      the file is no valid stride.yaml, or cannot be changed line by line
-    """
-    from index_format.durable import replace_file
-
-    path = Path(FILE_NAME)
-    _read_file(path)
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    changed = with_settings(text, updates)
-    if changed != text:
-        replace_file(path.resolve(), changed.encode())  # a link stays one
-    return path
-
-
-def _example(key: str, declared: Mapping[str, Entry]) -> str:
-    name = key.partition(".")[2]
-    return f"{name}: {declared[name].example}"
-
-
-def _known() -> list[str]:
-    return [f"{name}.{entry.name}" for name, cls in SECTIONS.items() for entry in fields(cls)]
-
-
-def _read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
     """``stride.yaml`` as section.key → value; empty where there is none."""
     if not path.is_file():
         return {}
     import yaml
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _once())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError:
         raise
     except Exception as error:  # of what kind depends on what is written: "!!bool x" is a KeyError to PyYAML
         deep = isinstance(error, RecursionError)
         first = "it is nested too deeply" if deep else first_line(error).partition("; use sys.")[0]
         raise UsageError(f"{path} is not YAML: {first}", fix="write it so: query: {top: 20}") from error
-    if content is None:
-        return {}
-    known = _known()
     found: dict[str, Any] = {}
     for section, values in content.items() if isinstance(content, dict) else [(content, None)]:
-        if isinstance(section, str) and section in SECTIONS and values is None:
-            continue  # nothing stands under it
-        if isinstance(section, str) and section in SECTIONS and not isinstance(values, dict):
-            raise UsageError(
-                f"{path}: expected settings under '{section}', found {reprlib.repr(values)}",
-                fix="write it so: query: {top: 20}",
-            )
-        if not isinstance(section, str) or section not in SECTIONS or not isinstance(values, dict):
-            near = difflib.get_close_matches(reprlib.repr(section), SECTIONS, 1) or [", ".join(SECTIONS)]
+        known_section = isinstance(section, str) and section in SECTIONS
+        if content is None or (known_section and values is None):
+            continue  # nothing stands there
+        if not known_section:
             shown = section if isinstance(section, str) else reprlib.repr(section)
+            near = difflib.get_close_matches(shown, SECTIONS, 1) or [", ".join(SECTIONS)]
             raise UsageError(
                 f"{path}: expected sections of settings, found '{shortened(shown, 60)}'",
                 fix=f"a section is {near[0]}",
             )
+        if not isinstance(values, dict):
+            raise UsageError(
+                f"{path}: expected settings under '{section}', found {reprlib.repr(values)}",
+                fix="write it so: query: {top: 20}",
+            )
         for name, value in values.items():
-            key = f"{section}.{name}"
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
+            if name not in SECTIONS[section]:
+                known = [f"{each}.{name}" for each, declared in SECTIONS.items() for name in declared]
                 raise UsageError(
-                    f"{path}: there is no setting '{key}'",
-                    fix=f"did you mean {near[0]}?" if near else "stride config show lists them",
+                    f"{path}: there is no setting '{section}.{name}'",
+                    fix=_nearest(f"{section}.{name}", known) or "stride config show lists them",
                 )
-            found[key] = value
+            found[f"{section}.{name}"] = value
     return found
 
 
-def _once() -> Any:
-    """PyYAML's safe loader, to which a key that a mapping has twice is an error: it would take the last."""
-    import yaml
-
-    class Once(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    if key.value in seen:
-                        line = key.start_mark.line + 1
-                        raise yaml.YAMLError(
-                            f"'{shortened(key.value, 60)}' stands there twice, again in line {line}"
-                        )
-                    seen.add(key.value)
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
-
-    return Once
+def _kinds(entry: Entry) -> tuple[type, ...]:
+    """The types of a setting; None, "not set", is one where that is the default."""
+    return (*entry.kinds, NoneType) if entry.default in (None, ()) else entry.kinds
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
-
-
-def _check(value: Any, hint: Any, key: str, where: str) -> Any:
-    kinds = _kinds(hint)
+def _of_yaml(value: Any, entry: Entry, key: str) -> Any:
+    """A value of the file as the setting's type."""
+    kinds = _kinds(entry)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 10**300 else math.inf  # which no option allows
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         raise UsageError(
-            f"{where}: {key} is {reprlib.repr(value)} (expected a list of texts)",
-            fix=f"write {key.partition('.')[2]}: [a, b]",
+            f"{FILE_NAME}: {key} is {reprlib.repr(value)} (expected a list of texts)",
+            fix=f"write {entry.name}: [a, b]",
         )
     if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
         return value
-    names = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+    names = " or ".join(dict.fromkeys("null" if kind is NoneType else kind.__name__ for kind in kinds))
     raise UsageError(
-        f"{where}: {key} is {reprlib.repr(value)} (expected {names})", fix=f"write {key} as {names}"
+        f"{FILE_NAME}: {key} is {reprlib.repr(value)} (expected {names})", fix=f"write {key} as {names}"
     )
 
 
-def _parse(text: str, hint: Any, variable: str) -> Any:
+def _of_text(text: str, entry: Entry, variable: str) -> Any:
     """A variable's text as the setting's type."""
-    kinds = _kinds(hint)
+    kinds = _kinds(entry)
     if NoneType in kinds and text.lower() in ("", "null", "none"):
         return None
     try:
         if bool in kinds:
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-                text.lower()
-            ]
+            return _WORDS[text.lower()]
         for kind in (int, float):
             if kind in kinds:
                 return kind(text)
-        if list in kinds:
-            return text.split(os.pathsep)
     except (KeyError, ValueError):
-        names = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+        names = " or ".join(kind.__name__ for kind in entry.kinds if kind is not NoneType)
         raise UsageError(
             f"{variable} is {reprlib.repr(text)} (expected {names})", fix=f"unset {variable}"
         ) from None
-    return text
+    return text.split(os.pathsep) if list in kinds else text

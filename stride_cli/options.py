@@ -137,21 +137,10 @@ class Entry:
 
     def _expected_of(self, value: Any) -> str:
         """What is said of a value that is not allowed."""
-        if self.about.choices or not isinstance(value, str | int | float):
-            return self.expected
-        if isinstance(value, str):
+        if isinstance(value, str) and not self.about.choices:
             return "characters of a name" if value else "some text"
-        if isinstance(value, int) and self.about.high is None and abs(value) > _MOST:
-            parts = [self.expected] if self.expected and float not in self.kinds else []
-            return ", ".join([*parts, f"at most {_MOST:,}" if value > 0 else f"at least {-_MOST:,}"])
-        if (
-            isinstance(value, float)
-            and math.isinf(value)
-            and "finite" not in self.expected
-            and self.about.high is None
-        ):
-            return f"a finite number, {self.expected}"
-        return self.expected
+        too_large = isinstance(value, int | float) and self.about.high is None and abs(value) > _MOST
+        return ", ".join(filter(None, [self.expected, "of 64 bits" if too_large else ""]))
 
 
 def _shown(value: Any) -> Any:

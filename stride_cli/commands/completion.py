@@ -62,9 +62,9 @@ def complete_method(incomplete: str) -> list[str]:
 
 def complete_record(incomplete: str) -> list[str]:
     """Offer names of records."""
-    from stride_cli.schema import RECORDS
+    from stride_cli.schema import records
 
-    return one_of(*RECORDS)(incomplete)
+    return one_of(*records())(incomplete)
 
 
 complete_methods = joined(",", _methods)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stride_cli.commands.options import Json
 from stride_cli.commands.panels import CommandLine
-
-if TYPE_CHECKING:
-    from stride_cli.schema.train_records import SettingRecord
 
 app = CommandLine(help="Settings: stride.yaml, STRIDE_* variables, flags.")
 
@@ -32,27 +27,17 @@ def show(json: Json = False) -> None:
     compiled again when they are needed.
     """
     from stride_cli.config import kernel_cache_setting, settings
-    from stride_cli.output import console, emit, wants_json
+    from stride_cli.output import emit, wants_json
 
     found = [*settings(), kernel_cache_setting()]
     if wants_json(json):
         for setting in found:
-            record: SettingRecord = {
-                "schema": "stride.setting/1",
-                "key": setting.key,
-                "value": setting.value,
-                "source": setting.source,
-            }
-            emit(record)
+            emit(setting.to_record())
         return
-    from rich.table import Table
+    from stride_cli.commands.tables import print_table
 
-    from stride_cli.commands.tables import text
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("setting", "value", "source"):
-        table.add_column(name)
-    for setting in found:
-        value = "–" if setting.value is None else str(setting.value)
-        table.add_row(setting.key, text(value), setting.source)
-    console().print(table)
+    print_table(
+        "settings",
+        ["setting", "value", "source"],
+        [[each.key, "–" if each.value is None else str(each.value), each.source] for each in found],
+    )

@@ -24,9 +24,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of the records that commands write: one line each."""
     from stride_cli.output import emit
-    from stride_cli.schema import RECORDS, json_schema
+    from stride_cli.schema import json_schema, records
 
-    if name is not None and name not in RECORDS:
-        raise UsageError(f"there is no record '{name}'", fix=f"one of {', '.join(RECORDS)}")
-    for each in [name] if name is not None else RECORDS:
+    if name is not None and name not in records():
+        raise UsageError(f"there is no record '{name}'", fix=f"one of {', '.join(records())}")
+    for each in [name] if name is not None else records():
         emit(json_schema(each))

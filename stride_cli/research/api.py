@@ -114,7 +114,7 @@ def tune(
 
     Returns
     -------
-    dict      a ``stride.tune/1``, and ``settings``: what `stride_cli.config.write_settings` takes
+    dict      a ``stride.tune/1``, and ``settings``: what `write_settings` takes
 
     Raises
     ------

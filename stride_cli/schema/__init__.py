@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from stride_cli.schema.derivation import name_of, object_schema, records_of
 
-# by name: research may import the product, not the product research
+# by name: a record stands where its data is, in rooms above this one, and in research
 _MODULES = (
     "schema.answer_records",
     "schema.input_records",
+    "config",
     "schema.train_records",
     "schema.index_records",
     "schema.model_records",
@@ -21,11 +23,16 @@ _MODULES = (
     "schema.verify_records",
     "schema.serve_records",
 )
-RECORDS: dict[str, type] = {
-    name_of(record): record
-    for module in _MODULES
-    for record in records_of(import_module(f"stride_cli.{module}"))
-}
+
+
+@cache
+def records() -> dict[str, type]:
+    """All records by name."""
+    return {
+        name_of(record): record
+        for module in _MODULES
+        for record in records_of(import_module(f"stride_cli.{module}"))
+    }
 
 
 def json_schema(name: str) -> dict[str, Any]:
@@ -35,5 +42,5 @@ def json_schema(name: str) -> dict[str, Any]:
     ------
     KeyError      no such record
     """
-    schema = object_schema(RECORDS[name])
+    schema = object_schema(records()[name])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from stride_cli.schema.answer_records import ScaleRecord
-
-
-class SettingRecord(TypedDict):
-    schema: Literal["stride.setting/1"]
-    key: Annotated[str, "section and name, such as query.top"]
-    value: Annotated[str | float | bool | list[Any] | None, "null: what fits the index and model"]
-    source: Annotated[str, '"default", "stride.yaml" or the name of a variable']
 
 
 class CheckpointRecord(TypedDict):

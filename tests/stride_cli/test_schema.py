@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from stride_cli.schema import RECORDS, json_schema
+from stride_cli.schema import json_schema, records
 from stride_cli.schema.derivation import described, name_of, object_schema
 
 
@@ -26,7 +26,7 @@ class Whole(Part):
     value: Annotated[str | float | bool | None, "one of these"]
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", records())
 def test_every_leaf_has_a_type_and_a_meaning(name: str) -> None:
     def walk(node: dict) -> None:
         if "properties" in node:
