@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded, _chunk
+from stride_cli.corpus.chunking import Chunk, DocumentTokenizer, Encoded
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import CorpusError
 
@@ -22,10 +22,6 @@ contents = st.one_of(
 
 def encode(tokenizer: Any, *documents: Document, block_size: int = 512) -> list[Encoded]:
     return DocumentTokenizer(tokenizer, block_size=block_size).encode_batch(documents)
-
-
-def scored_text(tokenizer: Any, encoded: Encoded) -> str:
-    return tokenizer.decode(encoded.tokens[encoded.scored])
 
 
 def check_chunks(encoded: Encoded, chunks: list[Chunk], block_size: int) -> None:
@@ -124,67 +120,50 @@ def test_one_bos_at_most(make_tokenizer: Any) -> None:
     for text in ("Paris", "<s>Paris"):
         (encoded,) = encode(tokenizer, Document("", text=text))
         assert encoded.tokens.tolist().count(bos) == 1 and encoded.tokens[0] == bos
-    template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    tokenizer.chat_template = template
-    (encoded,) = encode(tokenizer, Document("", prompt="Water", response=" boils"))
-    assert encoded.tokens.tolist().count(bos) == 1
-    assert scored_text(tokenizer, encoded) == " boils"
 
 
-def test_without_a_bos_the_first_token_is_not_scored(make_tokenizer: Any) -> None:
-    (encoded,) = encode(make_tokenizer(bos=False), Document("", text="Water boils"))
-    assert encoded.scored.tolist() == [False] + [True] * (len(encoded.tokens) - 1)
+RAW = {"bos": "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    "trimming": "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}\n{% endfor %}",
+    "counting": "{% for m in messages %}[{{ m['role'] }} {{ m['content'] | length }}]{{ m['content'] }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant {% endif %}",
+}  # fmt: skip
 
 
-def test_prompt_and_response_without_a_template(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer()
-    document = Document("", prompt="What is the capital?", response="Paris, naïve 🙂")
-    (encoded,) = encode(tokenizer, document)
-    assert tokenizer.decode(encoded.tokens[1:]) == "What is the capital?\nParis, naïve 🙂"
-    assert scored_text(tokenizer, encoded) == "Paris, naïve 🙂"
-    (chunk,) = DocumentTokenizer(tokenizer, block_size=512).chunks(encoded)
-    assert chunk.loss_mask is None and chunk.loss_start == encoded.scored.argmax()
+@pytest.mark.parametrize(
+    ("template", "prompt", "response", "text", "scored"),
+    [
+        (None, "What is it?", "Paris, naïve 🙂", "<s>What is it?\nParis, naïve 🙂", "Paris, naïve 🙂"),
+        # the line break after the last turn is left out
+        ("chatml", "assistant", "user\n", "<s><|im_start|>user\nassistant<|im_end|>\n<|im_start|>assistant\n"
+         "user\n<|im_end|>", "user\n<|im_end|>"),
+        ("trimming", " What ", "\n Paris is\n", "<s>[user]What\n[assistant]Paris is", "Paris is"),
+        # pieces that depend on the contents
+        ("counting", "Paris", "Paris", "<s>[user 5]Paris[assistant 5]Paris", "Paris"),
+        ("bos", "Water", " boils", "<s>Water boils", " boils"),
+    ],
+)  # fmt: skip
+def test_only_the_answer_of_a_pair_is_scored(
+    make_tokenizer: Any, chatml: str, template: str | None, prompt: str, response: str, text: str, scored: str
+) -> None:
+    tokenizer = make_tokenizer(chat_template=chatml if template == "chatml" else RAW.get(template or ""))
+    (encoded,) = encode(tokenizer, Document("", prompt=prompt, response=response))
+    assert tokenizer.decode(encoded.tokens) == text
+    assert tokenizer.decode(encoded.tokens[encoded.scored]) == scored
 
 
-def test_prompt_and_response_are_turns_of_the_template(make_tokenizer: Any, chatml: str) -> None:
-    tokenizer = make_tokenizer(chat_template=chatml)
-    (encoded,) = encode(tokenizer, Document("", prompt="assistant", response="user\n"))
-    text = "<s><|im_start|>user\nassistant<|im_end|>\n<|im_start|>assistant\nuser\n<|im_end|>"
-    assert tokenizer.decode(encoded.tokens) == text  # the line break after the last turn is left out
-    assert scored_text(tokenizer, encoded) == "user\n<|im_end|>"
-
-
-def test_templates_that_trim_the_contents(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer(
-        chat_template="{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}\n{% endfor %}"
-    )
-    (encoded,) = encode(tokenizer, Document("", prompt=" What ", response="\n Paris is\n"))
-    assert scored_text(tokenizer, encoded) == "Paris is"
-
-
-def test_templates_that_depend_on_the_contents(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer(
-        chat_template="{% for m in messages %}[{{ m['role'] }} {{ m['content'] | length }}]"
-        "{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[assistant {% endif %}"
-    )
-    (encoded,) = encode(tokenizer, Document("", prompt="Paris", response="Paris"))
-    assert tokenizer.decode(encoded.tokens[1:]) == "[user 5]Paris[assistant 5]Paris"
-    assert encoded.scored.sum() < len(encoded.tokens) / 2
-    assert scored_text(tokenizer, encoded) == "Paris"
-
-
-def test_templates_that_rewrite_the_answer_are_refused(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m['content'] | upper }}{% endfor %}")
-    document = Document("d", prompt="What", response="Paris", source="c.jsonl", line=3)
-    with pytest.raises(CorpusError, match=r"c\.jsonl:3: .*rewrites the answers of document 'd'"):
-        encode(tokenizer, document)
-
-
-def test_templates_that_refuse_a_conversation(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
-    messages = ({"role": "user", "content": "a"},)
-    with pytest.raises(CorpusError, match=r"c\.jsonl:3: .*refuses document 'd': roles must alternate"):
-        encode(tokenizer, Document("d", messages=messages, source="c.jsonl", line=3))
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "rewrites the answers of"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses document 'd': roles must alternate"),
+    ],
+)
+def test_templates_that_cannot_be_followed_are_refused(
+    make_tokenizer: Any, template: str, message: str
+) -> None:
+    tokenizer = make_tokenizer(chat_template=template)
+    with pytest.raises(CorpusError, match=rf"c\.jsonl:3: .*{message}"):
+        encode(tokenizer, Document("d", prompt="What", response="Paris", source="c.jsonl", line=3))
 
 
 def test_a_conversation_without_an_answer_has_no_scored_token(make_tokenizer: Any, chatml: str) -> None:
@@ -192,33 +171,6 @@ def test_a_conversation_without_an_answer_has_no_scored_token(make_tokenizer: An
     for template in (chatml, None):
         (encoded,) = encode(make_tokenizer(chat_template=template), Document("", messages=messages))
         assert not encoded.scored.any() and len(encoded.tokens) > 5
-
-
-def test_a_prompt_longer_than_a_block(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer()
-    chunker = DocumentTokenizer(tokenizer, block_size=8)
-    (encoded,) = chunker.encode_batch([Document("", prompt="Water boils " * 10, response="Paris is " * 10)])
-    chunks = chunker.chunks(encoded)
-    first = int(encoded.scored.argmax())
-    assert first > 16
-    starts = [chunk.loss_start for chunk in chunks]
-    assert starts[: first // 8] == [8] * (first // 8)
-    assert starts[first // 8] == max(first % 8, 1)
-    assert set(starts[first // 8 + 1 :]) == {1}
-
-
-def test_a_result_does_not_depend_on_its_batch(make_tokenizer: Any, chatml: str) -> None:
-    documents = [
-        Document("", text="Water boils at one hundred degrees"),
-        Document("", prompt="What?", response="Paris"),
-        Document("", text="漢字"),
-    ]
-    tokenizer = make_tokenizer(chat_template=chatml)
-    together = encode(tokenizer, *documents)
-    for document, encoded in zip(documents, together, strict=True):
-        (alone,) = encode(tokenizer, document)
-        np.testing.assert_array_equal(alone.tokens, encoded.tokens)
-        np.testing.assert_array_equal(alone.scored, encoded.scored)
 
 
 def test_nothing_is_truncated_padded_or_warned_of(make_tokenizer: Any, capfd: Any) -> None:
@@ -265,29 +217,8 @@ def test_token_ids_take_two_bytes_where_they_can(make_tokenizer: Any) -> None:
             return {"a": 0, "b": 1 << 16}
 
     assert DocumentTokenizer(Wide(), block_size=4).token_dtype == np.uint32
-
-
-def test_a_block_holds_a_scored_token(make_tokenizer: Any) -> None:
     with pytest.raises(CorpusError, match="block size is 1, expected at least 2"):
-        DocumentTokenizer(make_tokenizer(), block_size=1)
-
-
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("block_size", [2, 3, 7])
-def test_chunks_of_a_text_are_those_of_the_general_rule(
-    make_tokenizer: Any, bos: bool, block_size: int
-) -> None:
-    """A text takes a shorter way to its chunks than a document of which only a part is scored."""
-    chunker = DocumentTokenizer(make_tokenizer(bos=bos), block_size=block_size)
-    texts = [Document("a", text="x"), Document("b", text="Paris is the capital of France.")]
-    for encoded in chunker.encode_batch(texts):
-        for chunk, start in zip(
-            chunker.chunks(encoded), range(0, len(encoded.tokens), block_size), strict=True
-        ):
-            stop = start + block_size
-            expected = _chunk(encoded.tokens[start:stop], encoded.scored[start:stop])
-            np.testing.assert_array_equal(chunk.tokens, expected.tokens)
-            assert (chunk.loss_start, chunk.loss_mask) == (expected.loss_start, None)
+        DocumentTokenizer(tokenizer, block_size=1)
 
 
 @settings(max_examples=40, deadline=None)
