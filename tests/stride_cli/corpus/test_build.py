@@ -133,31 +133,24 @@ def test_an_index_holds_the_corpus_and_its_design(
     assert not Path(f"{index.path}.partial").exists()
 
 
-def test_masks_are_kept_only_where_they_are_needed(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+def test_masks_and_texts_are_kept_where_they_are_needed(
+    tmp_path: Path, make_tokenizer: Any, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
     records = [*some_records(9, conversations=False), {"id": "p", "prompt": "What", "response": "Paris"}]
-    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
-    assert not index.has("corpus/loss_mask")
-
-
-def test_no_text(tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]) -> None:
-    source = write_jsonl(some_records(9))
-    index = small_index([source], tokenizer, tmp_path / "x", store_text=False)
-    assert index.document_text(0) is None and index.document_id(0) == "d0-0"
-    assert verify(index.path) == []
-
-
-def test_documents_without_a_scored_token_are_kept_and_counted(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    records = some_records(6, conversations=False)
     records.insert(2, {"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
-    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
-    assert index.document_id(2) == "asked" and index.n_documents == 7
-    assert index.attributes["counts"]["unscored_documents"] == 1
+    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x", store_text=False)
+    assert verify(index.path) == [] and index.document_text(0) is None
+    assert not index.has("corpus/loss_mask") and index.n_documents == 11
+    # a document without a scored token is kept and counted; one of a single scored token is a scored one
+    assert index.document_id(2) == "asked" and index.attributes["counts"]["unscored_documents"] == 1
     for chunk in index.document_chunks(2):
         assert index.array("corpus/loss_start")[chunk] == len(index.chunk_tokens(chunk))
+    bare = make_tokenizer(bos=False)
+    short = next(text for text in ("a", "a b", "ab", "zq") if len(bare(text)["input_ids"]) == 2)
+    records = [*some_records(5, conversations=False), {"id": "short", "text": short}]
+    index = small_index([write_jsonl(records)], bare, tmp_path / "short")
+    assert len(index.chunk_tokens(index.document_chunks(5)[0])) == 2
+    assert index.attributes["counts"]["unscored_documents"] == 0
 
 
 def test_a_document_without_a_token_has_no_chunk(
@@ -252,25 +245,6 @@ def test_a_resumed_build_is_the_uninterrupted_one(
     assert not (tmp_path / "killed.partial").exists()
 
 
-def test_a_resumed_build_goes_on_into_new_documents(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = some_records(28)
-    build = lambda out: small_index(  # noqa: E731
-        [str(tmp_path / "corpus.jsonl")],
-        tokenizer,
-        tmp_path / out,
-        commit_seconds=0,
-    )
-    write_jsonl(records[:20])
-    with monkeypatch.context() as patch:
-        kill_after(patch, 3)
-        with pytest.raises(Killed):
-            build("killed")
-    write_jsonl(records)
-    assert contents(build("killed").path) == contents(build("whole").path)
-
-
 @pytest.mark.parametrize("change", ["other text", "other id", "fewer", "order"])
 def test_a_corpus_that_changed_is_not_resumed(
     change: str,
@@ -347,22 +321,19 @@ def test_skipped_records_are_counted_also_on_resume(
     assert contents(build("killed").path) == contents(whole.path)
 
 
-@pytest.mark.parametrize("subsets", [5, 65_536])
-def test_settings_no_corpus_can_have_make_nothing(
-    subsets: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"degree": 10, "n_subsets": 5}, "--subsets is 5"),
+        ({"n_subsets": 500}, "--subsets is 500, expected at most the number of chunks"),
+    ],
+)
+def test_settings_that_the_corpus_cannot_have_make_nothing(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], options: dict[str, int], message: str
 ) -> None:
     source = write_jsonl(some_records(5))
-    with pytest.raises(UsageError):
-        small_index([source], tokenizer, tmp_path / "x", degree=10, n_subsets=subsets)
-    assert list(tmp_path.iterdir()) == [Path(source)]
-
-
-def test_a_corpus_smaller_than_k_makes_nothing(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    source = write_jsonl(some_records(5))
-    with pytest.raises(CorpusError, match="--subsets is 500, expected at most the number of chunks"):
-        small_index([source], tokenizer, tmp_path / "x", n_subsets=500)
+    with pytest.raises((UsageError, CorpusError), match=message):
+        small_index([source], tokenizer, tmp_path / "x", **options)
     assert list(tmp_path.iterdir()) == [Path(source)]
 
 
@@ -526,16 +497,3 @@ def test_memory_does_not_grow_with_the_corpus(
         tracemalloc.stop()
     assert index.array("corpus/text_bytes").nbytes > 4_400_000
     assert peaks[1] - peaks[0] < 400_000
-
-
-def test_a_document_of_one_scored_token_is_a_scored_one(
-    tmp_path: Path, make_tokenizer: Callable[..., Any], write_jsonl: Callable[..., str]
-) -> None:
-    tokenizer = make_tokenizer(bos=False)
-    lengths = {text: len(tokenizer(text)["input_ids"]) for text in ("a", "a b", "ab", "a b c", "zq")}
-    short = next(text for text, length in lengths.items() if length == 2)
-    records = some_records(5, conversations=False)
-    records.insert(1, {"id": "short", "text": short})
-    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x")
-    assert np.diff(np.asarray(index.array("corpus/chunk_offsets")))[index.document_chunks(1)[0]] == 2
-    assert index.attributes["counts"]["unscored_documents"] == 0

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_format.reader import Index
 from stride_cli.corpus import export
-from stride_cli.corpus.build import append_to_index
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.readers import read_documents
 
@@ -66,19 +64,3 @@ def test_records_say_what_the_corpus_and_the_design_are(
         design[record["subsets"], record["chunk"]] = True
     for record in export.subset_records(index):
         assert record["chunks"] == np.flatnonzero(design[record["subset"]]).tolist()
-
-
-def test_what_was_appended_is_there_and_masks_only_where_there_are_any(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    index = small_index([write_jsonl(RECORDS[:5])], tokenizer, tmp_path / "x")
-    assert all(record["loss_mask"] is None for record in export.chunk_records(index))
-    before = index.n_chunks
-    append_to_index(
-        tmp_path / "x", [write_jsonl(RECORDS[5:9])], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64
-    )
-    index = Index.open(tmp_path / "x")
-    subsets = [set(record["chunks"]) for record in export.subset_records(index)]
-    for record in export.chunk_records(index):
-        assert [n for n, own in enumerate(subsets) if record["chunk"] in own] == record["subsets"]
-    assert index.n_chunks > before and set().union(*subsets) == set(range(index.n_chunks))

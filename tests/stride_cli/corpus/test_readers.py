@@ -132,6 +132,7 @@ BAD = [
     (b'{"id": ' + b"9" * 5000 + b', "text": "x"}\n', "corpus.jsonl:2: ", "--on-bad"),
     (b'{"id": "a\\u0000", "text": "x"}\n', "corpus.jsonl:2: .*NUL", "--on-bad"),
     (GOOD, "corpus.jsonl:2: .*'good' again, first at .*corpus.jsonl:1", "--number-ids"),
+    (b'{"id": "' + b"x" * (1 << 20) + b'x", "text": "x"}\n', "corpus.jsonl:2: .*at most", "--"),
     (b'{"id": "a"}\n', "corpus.jsonl:2: expected 'text', or .* found the fields 'id'", "--field text="),
     (b'{"id": "a", "prompt": "x"}\n', "corpus.jsonl:2: expected 'text', or", "--field text="),
     (b'{"id": "a", "text": null}\n', "corpus.jsonl:2: .*found null in the field 'text'", "--on-bad"),
@@ -183,17 +184,6 @@ def test_bad_lines_are_named_or_skipped(
     told = capsys.readouterr()
     assert "corpus.jsonl:2:" in told.err and "skipped 1 bad record in all" in told.err
     assert told.out == ""
-
-
-def test_an_id_is_not_a_text(write_jsonl: Callable[..., str]) -> None:
-    path = write_jsonl([{"id": "é" * (1 << 19), "text": "x"}])
-    assert len(next(read_documents([path])).id) == 1 << 19
-    path = write_jsonl([{"id": "é" * (1 << 19) + "x", "text": "x"}])
-    with pytest.raises(
-        CorpusError, match=r"corpus.jsonl:1: .*at most 1,048,576 bytes .* found 1,048,577"
-    ) as error:
-        list(read_documents([path]))
-    assert "--number-ids" in (error.value.fix or "") and len(error.value.message) < 400
 
 
 def test_a_name_that_is_there_twice_matters_where_it_is_read(tmp_path: Path) -> None:
@@ -283,40 +273,12 @@ def test_the_first_ten_skipped_are_told_and_then_a_total(write_jsonl: Callable[.
     assert len(told) == 11 and told[-1] == "skipped 25 bad records in all"
 
 
-def test_the_same_file_twice_has_duplicate_ids(write_jsonl: Callable[..., str]) -> None:
-    path = write_jsonl([{"id": "a", "text": "x"}])
-    with pytest.raises(CorpusError, match=r"'a' again, first at .*corpus.jsonl:1"):
-        list(read_documents([path, path]))
-
-
-def test_ids_of_an_index_are_taken(write_jsonl: Callable[..., str]) -> None:
-    path = write_jsonl([{"id": "a", "text": "x"}])
-    with pytest.raises(CorpusError, match="first at the index that is appended to"):
-        list(read_documents([path], known_ids=["b", "a"]))
-
-
-@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
+@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"", mtime=0), b"broken\n"])
 def test_no_document_at_all(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(data)
-    with pytest.raises(CorpusError, match="at least one document, found none"):
-        list(read_documents([str(tmp_path / "corpus.jsonl")]))
-
-
-def test_no_document_left_after_skipping(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_bytes(b"broken\n")
-    with pytest.raises(CorpusError, match=r"found none \(1 bad records were skipped\)"):
+    skipped = r" \(1 bad records were skipped\)" if data == b"broken\n" else ""
+    with pytest.raises(CorpusError, match=f"at least one document, found none{skipped}$"):
         list(read_documents([str(tmp_path / "corpus.jsonl")], log=ReadLog("skip", lambda text: None)))
-
-
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-@pytest.mark.parametrize("on_bad", ["error", "skip"])
-def test_a_truncated_archive_is_never_skipped(suffix: str, on_bad: str, tmp_path: Path) -> None:
-    data = lines([{"id": number, "text": f"text {number * 7919}"} for number in range(500)])
-    whole = gzip.compress(data) if suffix == "gz" else zstandard.compress(data)
-    path = tmp_path / f"corpus.jsonl.{suffix}"
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CorpusError, match=rf"corpus.jsonl.{suffix}:\d+: .*truncated"):
-        list(read_documents([str(path)], ReadOptions(on_bad=on_bad)))
 
 
 def test_text_files_that_are_none(tmp_path: Path) -> None:

@@ -35,32 +35,6 @@ def test_lines_are_those_of_the_data_and_long_ones_are_passed_over(lines: list[b
     assert list(read_lines(io.BytesIO(data), 5)) == expected
 
 
-def test_a_long_line_is_never_held_whole() -> None:
-    class Measured(io.BytesIO):
-        largest = 0
-
-        def readline(self, size: int | None = -1, /) -> bytes:
-            line = super().readline(size)
-            Measured.largest = max(Measured.largest, len(line))
-            return line
-
-    stream = Measured(b"x" * 5_000_000 + b"\nshort\n")
-    assert list(read_lines(stream, 1000)) == [(1, None), (2, b"short\n")]
-    assert Measured.largest <= 1 << 16
-
-
-def test_compression_is_known_by_content_too(tmp_path: Path) -> None:
-    for name, data in (
-        ("a.jsonl.gz", gzip.compress(b"hello\n")),
-        ("b.jsonl", gzip.compress(b"hello\n")),
-        ("c.jsonl.zst", zstandard.compress(b"hello\n")),
-        ("d.jsonl", zstandard.compress(b"hello\n")),
-        ("e.jsonl", b"hello\n"),
-    ):
-        (tmp_path / name).write_bytes(data)
-        assert read_all(tmp_path / name) == b"hello\n", name
-
-
 def test_archives_of_several_members(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"one") + gzip.compress(b"two"))
     (tmp_path / "a.zst").write_bytes(zstandard.compress(b"one") + zstandard.compress(b"two"))
@@ -106,8 +80,6 @@ def test_a_zstd_window_beyond_memory_has_a_remedy(tmp_path: Path) -> None:
         (lzma.compress(b"x"), "xz", "xz -dc FILE | stride"),
         (b"PAR1\x15\x04", "Parquet", "ends in .parquet"),
         (b"PK\x03\x04" + bytes(30), "a zip archive", "JSON Lines"),
-        ("{}".encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
-        ("{}".encode("utf-16-be"), "UTF-16BE", "iconv -f UTF-16BE"),
     ],
 )
 def test_formats_that_are_not_read_are_named(data: bytes, kind: str, remedy: str) -> None:
@@ -207,16 +179,6 @@ def test_sources_that_cannot_be(
     with pytest.raises(CorpusError, match=expected) as error:
         find_sources(given)
     assert error.value.fix
-
-
-def test_kinds_by_name(tmp_path: Path) -> None:
-    kinds = {
-        "a.jsonl": "jsonl", "a.ndjson.gz": "jsonl", "a.JSONL.zst": "jsonl", "a.parquet": "parquet",
-        "a.txt": "text", "a.md.gz": "text", "README": "text",
-    }  # fmt: skip
-    for name, kind in kinds.items():
-        (tmp_path / name).touch()
-        assert find_sources([str(tmp_path / name)])[0].kind == kind, name
 
 
 def test_the_log_counts_bytes_of_all_sources(tmp_path: Path) -> None:
