@@ -82,6 +82,7 @@ class Workers:
         check_engine(engine)
         self._work, self._threads = work, threads
         self._pool: _Processes | _Ray | None = None
+        self._closed = False
         on_gpu = device.partition(":")[0] == "cuda"
         if engine == "ray":
             self._pool = _Ray(work, count, threads, on_gpu)
@@ -117,6 +118,8 @@ class Workers:
                 done = self._pool.first(running)
                 result = self._pool.result(done)
             except BrokenProcessPool:  # which takes all running tasks with it: any of them may be the cause
+                if self._closed:
+                    raise
                 attempts.update(number for number, _ in running.values())
                 if max(attempts.values(), default=_ATTEMPTS) >= _ATTEMPTS:
                     raise StrideError(
@@ -145,8 +148,12 @@ class Workers:
                 following += 1
 
     def close(self) -> None:
-        """End all workers at once, whatever they are doing; let go of what was opened in this process."""
+        """End all workers at once, whatever they are doing; let go of what was opened in this process.
+
+        May be called by another thread than the one that waits for results, to which an error is raised.
+        """
         global _last
+        self._closed = True
         if self._pool is not None:
             self._pool.close()
         _last = None

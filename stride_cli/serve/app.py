@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,15 @@ from index_format.errors import IndexFormatError
 from stride_cli import __version__
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError, UsageError, require_extra
+from stride_cli.options import entries
 from stride_cli.output import to_json
-from stride_cli.serve.guard import Guard
+from stride_cli.prove.options import HitOptions, HitQuestion
+from stride_cli.serve.guard import Address, Guard
 from stride_cli.serve.indexes import ServedIndex, Shelf
-from stride_cli.serve.openapi import CHECKS, describe
+from stride_cli.serve.options import LARGEST_BODY
 from stride_cli.serve.questions import Question, option_value, parse_json, parse_question, text_value
 from stride_cli.serve.refusals import Refusal, error_record, status_of
-from stride_cli.serve.verification import Verifications
+from stride_cli.serve.verification import Verifications, Wanted
 from stride_cli.serve.views import (
     FORMATS,
     answer_record,
@@ -48,41 +50,8 @@ _STATIC = {
     "/page.js": ("page.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+CHECKS = ("seeds", "random", "effect")  # of `HitOptions`, that a request may give
 _AHEAD = 64  # prompts of one request that wait for the model at once
-# path → method → what it does; the routes and the description of the interface are both of this
-ROUTES: dict[str, dict[str, str]] = {
-    "/": {"get": "The page."},
-    "/page.css": {"get": "Its style."},
-    "/page.js": {"get": "Its script."},
-    "/icon.svg": {"get": "Its icon."},
-    "/indexes": {"get": "What is served."},
-    "/query": {"post": "Which documents made the model say this? One record, or one a line."},
-    "/passages": {"post": "The sentences of an answer's documents that carry their influence."},
-    "/tokens": {"post": "Which document for which part of the response: influences on each token."},
-    "/document": {
-        "get": "A whole document.",
-        "post": "A whole document beside an answer: what they share, and what of it moves the answer.",
-    },
-    "/export": {"post": "An answer as a file: html, csv or json."},
-    "/verify": {"post": "Begin to train without the documents of an answer: did it depend on them?"},
-    "/verify/{id}": {"get": "How a verification goes on, as events.", "delete": "End a verification."},
-    "/openapi.json": {"get": "This interface."},
-}
-
-
-@dataclass(frozen=True)
-class Address:
-    """What a server is bound to, and the secret that its requests have to know."""
-
-    host: str
-    port: int
-    token: str
-
-    @property
-    def url(self) -> str:
-        """Of the page."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
 
 
 @dataclass
@@ -95,16 +64,15 @@ class Service:
     defaults : QueryOptions    of options that requests do not give
     worker : Worker            whose thread runs the models
     verifications : Verifications
-    on_end : callable          called once, when the server ends
     """
 
     shelf: Shelf
     defaults: QueryOptions = field(default_factory=QueryOptions)
     worker: Worker = field(default_factory=Worker)
     verifications: Verifications = field(default_factory=Verifications)
-    on_end: Callable[[], None] = lambda: None
 
     async def indexes(self, request: Request) -> Response:
+        """List what is served."""
         records = [await self._run(index.record) for index in self.shelf.indexes.values()]
         found: ServedIndexesRecord = {
             "schema": "stride.indexes/1",
@@ -114,23 +82,26 @@ class Service:
         return _json(found)
 
     async def query(self, request: Request) -> Response:
+        """Answer one prompt by a record, or several by one a line."""
         question = parse_question(await _body(request), self.defaults)
         index = self.shelf.find(question.index)
-        options = question.options
         if question.many:
-            return _stream("application/x-ndjson", self._lines(index, question, options))
-        answer = await asyncio.wrap_future(self._ask(index, question.single(), options, question.alone))
+            return _stream("application/x-ndjson", self._lines(index, question))
+        answer = await asyncio.wrap_future(self._ask(index, question.single(), question.options))
         return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
 
     async def passages(self, request: Request) -> Response:
+        """Find the sentences of an answer's documents that carry their influence."""
         index, prompt, options, _ = await self._about(request)
         return _json(await self._run(partial(passages_record, index, prompt, options)))
 
     async def tokens(self, request: Request) -> Response:
+        """Find the influences on each token of an answer's response."""
         index, prompt, options, _ = await self._about(request)
         return _json(await self._run(partial(tokens_record, index, prompt, options)))
 
     async def document(self, request: Request) -> Response:
+        """Show a whole document; of a POST, beside an answer: what they share, and what of it moves that."""
         if request.method == "GET":
             given = dict(request.query_params)
             index = self.shelf.find(given.get("index"))
@@ -140,56 +111,40 @@ class Service:
         return _json(await self._run(partial(document_record, index, name, (prompt, options))))
 
     async def export(self, request: Request) -> Response:
+        """Give an answer as a file: html, csv or json."""
         from starlette.responses import Response
 
         index, prompt, options, rest = await self._about(request, "format")
         form = text_value(rest, "format")
         if form not in FORMATS:
             raise UsageError(f"'format' is '{form}' (expected html, csv or json)", fix='{"format": "html"}')
-
-        def write() -> str:
-            answer = index.answer(prompt, options, carried=True)
-            return exported(index.session(), answer, form, title=f"Attribution: {index.name}")
-
-        written = await self._run(write)
+        written = await self._run(partial(exported, index, prompt, options, form))
         name = {"Content-Disposition": f'attachment; filename="answer.{form}"'}
         return Response(written, media_type=f"{FORMATS[form]}; charset=utf-8", headers=name)
 
     async def verify(self, request: Request) -> Response:
-        from stride_cli.options import entries
-        from stride_cli.prove.options import HitOptions
-
+        """Begin to train without the documents of an answer: did it depend on them?"""
         index, prompt, options, rest = await self._about(request, "documents", *CHECKS)
         documents = rest.get("documents")
         listed = isinstance(documents, list) and all(isinstance(each, str) for each in documents)
         if documents is not None and not (listed and documents):
             raise UsageError("'documents' is no list of ids", fix='{"documents": ["doc-1"]}')
         declared = entries(HitOptions)
-        check = {name: option_value(declared[name], rest[name]) for name in CHECKS if name in rest}
-        HitOptions(**check)
+        given = {name: option_value(declared[name], rest[name]) for name in CHECKS if name in rest}
+        check = HitOptions(**given)
         for name in documents or ():
             await self._run(partial(index.number, name))
-        if prompt.get("instead") is not None:
+        if "instead" in prompt:
             raise UsageError(
                 "a comparison is not put to the test: models are trained again for the loss of a response",
                 fix="leave out 'instead'",
             )
-        place = index.place
-        job = await self.verifications.begin(
-            {
-                "index": getattr(place.index, "url", str(place.index)),
-                "model": place.model,
-                "device": place.device,
-                "dtype": place.dtype,
-                **{key: prompt.get(key) for key in ("prompt", "response", "span")},
-                "documents": documents,
-                "options": asdict(options),
-                "check": check,
-            }
-        )
+        question = HitQuestion(**prompt, documents=documents)
+        job = self.verifications.begin(Wanted(index.place, question, options, check))
         return _json(job.to_record(), 202)
 
     async def verification(self, request: Request) -> Response:
+        """Follow a verification, as events; of a DELETE: end it."""
         job = self.verifications.find(request.path_params["id"])
         if request.method == "DELETE":
             await job.cancel()
@@ -201,25 +156,25 @@ class Service:
 
         return _stream("text/event-stream", lines())
 
-    async def openapi(self, request: Request) -> Response:
-        return _json(describe(ROUTES))
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.verifications.close()
+        await asyncio.to_thread(self.worker.close)
 
     async def _about(
         self, request: Request, *also: str
     ) -> tuple[ServedIndex, Mapping[str, str], QueryOptions, Mapping[str, Any]]:
-        """The answer that a request is about, and what else it says."""
+        """Read which answer a request is about, and what else it says."""
         question = parse_question(await _body(request), self.defaults, also=also)
         index = self.shelf.find(question.index)
         return index, question.single(), question.options, question.rest
 
     async def _run(self, function: Callable[[], Any]) -> Any:
-        """What a function returns that has to run where models do."""
+        """Run a function where models run."""
         return await asyncio.wrap_future(self.worker.call(function))
 
-    def _ask(
-        self, index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions, alone: bool
-    ) -> Future[Answer]:
-        future = self.worker.submit(Ask(index, prompt, options, alone))
+    def _ask(self, index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> Future[Answer]:
+        future = self.worker.ask(Ask(index, prompt, options))
 
         def keep(done: Future[Answer]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -228,10 +183,8 @@ class Service:
         future.add_done_callback(keep)
         return future
 
-    async def _lines(
-        self, index: ServedIndex, question: Question, options: QueryOptions
-    ) -> AsyncIterator[str]:
-        """The record of each prompt, in order, as soon as those before it are there."""
+    async def _lines(self, index: ServedIndex, question: Question) -> AsyncIterator[str]:
+        """Give the record of each prompt, in order, as soon as those before it are there."""
         waiting: deque[Future[Answer] | StrideError] = deque()
         rest = iter(question.prompts)
         try:
@@ -240,7 +193,7 @@ class Service:
                     if isinstance(prompt, StrideError):
                         waiting.append(prompt)
                     else:
-                        waiting.append(self._ask(index, prompt, options, question.alone))
+                        waiting.append(self._ask(index, prompt, question.options))
                 found = waiting.popleft()
                 try:
                     if isinstance(found, StrideError):
@@ -257,7 +210,7 @@ class Service:
 
 
 def build_app(service: Service, address: Address) -> Guard:
-    """The ASGI application.
+    """Build the ASGI application.
 
     Raises
     ------
@@ -270,22 +223,16 @@ def build_app(service: Service, address: Address) -> Guard:
     except ImportError:
         raise require_extra("starlette", "serve") from None
 
-    static = {path: _page(name, kind) for path, (name, kind) in _STATIC.items()}
-    handlers: dict[str, Callable[..., Any]] = {
-        **static,
-        "/indexes": service.indexes,
-        "/query": service.query,
-        "/passages": service.passages,
-        "/tokens": service.tokens,
-        "/document": service.document,
-        "/export": service.export,
-        "/verify": service.verify,
-        "/verify/{id}": service.verification,
-        "/openapi.json": service.openapi,
-    }
-    routes = [
-        Route(path, handlers[path], methods=[method.upper() for method in methods])
-        for path, methods in ROUTES.items()
+    routes = [Route(path, _page(name, kind)) for path, (name, kind) in _STATIC.items()]
+    routes += [
+        Route("/indexes", service.indexes),
+        Route("/query", service.query, methods=["POST"]),
+        Route("/passages", service.passages, methods=["POST"]),
+        Route("/tokens", service.tokens, methods=["POST"]),
+        Route("/document", service.document, methods=["GET", "POST"]),
+        Route("/export", service.export, methods=["POST"]),
+        Route("/verify", service.verify, methods=["POST"]),
+        Route("/verify/{id}", service.verification, methods=["GET", "DELETE"]),
     ]
 
     @asynccontextmanager
@@ -293,35 +240,25 @@ def build_app(service: Service, address: Address) -> Guard:
         try:
             yield
         finally:
-            service.on_end()
-            await service.verifications.close()
-            await asyncio.to_thread(service.worker.close)
+            await service.close()
 
     async def refused(request: Request, error: Exception) -> Response:
         return _json(error_record(error), status_of(error))
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = ", ".join(f"{method.upper()} {path}" for path, each in ROUTES.items() for method in each)
+        known = ", ".join(f"{'|'.join(sorted(each.methods or ()))} {each.path}" for each in routes)
         what = {404: "there is no such address", 405: "there is no such method here"}
         refusal = Refusal(error.status_code, what.get(error.status_code, error.detail), fix=f"one of {known}")
-        return _json(error_record(refusal), error.status_code)
+        return await refused(request, refusal)
 
-    app = Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers={
-            HTTPException: no_route,
-            StrideError: refused,
-            IndexFormatError: refused,
-            Exception: refused,
-        },
-    )
-    return Guard(app, token=address.token, host=address.host, port=address.port)
+    handlers: Any = {HTTPException: no_route}
+    handlers |= dict.fromkeys((StrideError, IndexFormatError, Exception), refused)
+    return Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), address)
 
 
 def _bad_input(error: Exception, line: int, name: str | None) -> BadInputRecord:
-    """What stands in the place of an answer, where there is none."""
+    """Tell, in the place of an answer, why there is none."""
     told = error_record(error)
     record: BadInputRecord = {
         "schema": "stride.bad_input/1",
@@ -336,11 +273,23 @@ def _bad_input(error: Exception, line: int, name: str | None) -> BadInputRecord:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The object that a request holds; a `Refusal` where it is sent as anything but JSON."""
+    """Read the object that a request holds.
+
+    Raises
+    ------
+    Refusal         it is sent as anything but JSON, or is too large
+    UsageError      as of `parse_json`
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(415, "the body is not sent as JSON", fix="Content-Type: application/json")
-    return parse_json(await request.body())
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_BODY:
+            message = f"the body has more than {LARGEST_BODY:,} bytes (expected at most {LARGEST_BODY:,})"
+            raise Refusal(413, message, fix="ask for less at once")
+    return parse_json(body)
 
 
 def _json(record: Mapping[str, Any], status: int = 200) -> Response:
@@ -356,7 +305,7 @@ def _stream(kind: str, lines: AsyncIterator[str]) -> Response:
 
 
 def _page(name: str, kind: str) -> Callable[..., Any]:
-    """A handler that answers with a file of the package."""
+    """Make a handler that answers with a file of the package."""
     text = files("stride_cli.serve").joinpath("page", name).read_bytes()
 
     async def handler(request: Request) -> Response:

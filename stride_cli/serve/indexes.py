@@ -1,4 +1,4 @@
-"""Indexes that stay open: their sessions, the answers that they gave last, their documents."""
+"""Keep indexes open: their sessions, the answers that they gave last, their documents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Key:
 
 
 class ServedIndex:
-    """An index, open and warm. All but `name`, `place` and `opened` is for the thread that models run in.
+    """An index that stays open. All but `name`, `place` and `keep` is for the thread that models run in.
 
     Parameters
     ----------
@@ -46,14 +46,13 @@ class ServedIndex:
     def __init__(self, name: str, place: WorkspacePath) -> None:
         self.name, self.place = name, place
         self._session: Session | None = None
-        self._tried = False
         self._mark: Any = None
         self._answers: OrderedDict[_Key, Answer] = OrderedDict()
         self._numbers: dict[str, int] | None = None
         self._lock = threading.Lock()  # of the answers, which are kept from another thread
 
     def session(self) -> Session:
-        """Open; opened again where the index has changed meanwhile.
+        """Open the index; again where it has changed meanwhile.
 
         Raises
         ------
@@ -73,26 +72,21 @@ class ServedIndex:
             with self._lock:
                 self._answers.clear()
             self._session, self._mark, self._numbers = session, mark, None
-            self._tried = False
             keep_imported()
         return self._session
 
-    @property
-    def opened(self) -> Session | None:
-        """The session as it was opened last, for any thread that wants to know of the index what stays."""
-        return self._session
-
-    def warm(self) -> bool:
-        """Ask something once after opening, so that the first client need not wait for imports and compiling;
-        whether it did."""
-        if self._session is None or self._tried:
-            return False
-        self._tried = True
-        _try_out(self._session)
-        return True
+    def warm(self) -> None:
+        """Ask something, so that the first client need not wait for what is imported and compiled once."""
+        session = self.session()
+        if session.index.n_chunks:
+            tokens = session.index.chunk_tokens(0)[:4]
+            prompt = {"prompt": str(session.model.tokenizer.decode(tokens, skip_special_tokens=True))}
+            for prompts in ([prompt, prompt], [prompt]):
+                for _ in session.outcomes(prompts, QueryOptions(max_new_tokens=2)):
+                    pass
 
     def _found(self) -> Any:
-        """What tells that a local index has changed: files that are replaced when it does."""
+        """Look at the files of a local index that are replaced when it changes."""
         if not isinstance(self.place.index, Path):
             return None
         marks: list[tuple[int, int, int] | None] = []
@@ -106,7 +100,7 @@ class ServedIndex:
         return marks
 
     def reads(self, options: QueryOptions) -> int:
-        """How many chunks a query reads, so that several in one pass are cheaper."""
+        """Count the chunks that a query reads: several queries in one pass are cheaper."""
         return self._session.attributor(options).reads if self._session is not None else 0
 
     def keep(self, prompt: Mapping[str, str], options: QueryOptions, answer: Answer) -> None:
@@ -117,7 +111,7 @@ class ServedIndex:
                 self._answers.popitem(last=False)
 
     def answer(self, prompt: Mapping[str, str], options: QueryOptions, *, carried: bool = False) -> Answer:
-        """The answer that was given last to this, or a new one.
+        """Return the answer that was given last to this, or a new one.
 
         Parameters
         ----------
@@ -141,7 +135,7 @@ class ServedIndex:
         return found
 
     def number(self, document: str) -> int:
-        """The number of a document by its id; a `Refusal` where there is none."""
+        """Find the number of a document by its id; a `Refusal` where there is none."""
         index = self.session().index
         if self._numbers is None:
             self._numbers = {index.document_id(number): number for number in range(index.n_documents)}
@@ -167,18 +161,6 @@ class ServedIndex:
         }
 
 
-def _try_out(session: Session) -> None:
-    """Ask something, so that the first who does need not wait for what is imported and compiled once."""
-    if not session.index.n_chunks:
-        return
-    text = str(session.model.tokenizer.decode(session.index.chunk_tokens(0)[:4], skip_special_tokens=True))
-    options = QueryOptions(max_new_tokens=2)
-    for _ in session.outcomes([{"prompt": text}, {"prompt": text}], options):
-        pass
-    for _ in session.outcomes([{"prompt": text}], options):
-        pass
-
-
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:
     # an answer gets its passages later where it was asked for without
     options = replace(options, passages="carrying")
@@ -198,12 +180,8 @@ class Shelf:
                 raise UsageError(f"index '{place.index}' is given twice", fix="give each index once")
             self.indexes[own] = ServedIndex(own, place)
 
-    def warm(self) -> bool:
-        """Try out one of the indexes; whether there was one to try."""
-        return any(index.warm() for index in self.indexes.values())
-
     def find(self, name: str | None) -> ServedIndex:
-        """The index of this name, or the only one; a `Refusal` where there is none."""
+        """Find the index of this name, or the only one; a `Refusal` where there is none."""
         if name is None and len(self.indexes) == 1:
             return next(iter(self.indexes.values()))
         listed = ", ".join(f"'{each}'" for each in self.indexes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.characters import one_line, shortened
@@ -15,11 +15,10 @@ from stride_cli.errors import QueryError, StrideError, UsageError, first_line
 from stride_cli.options import Entry, entries
 from stride_cli.serve.options import MOST_PROMPTS
 
-if TYPE_CHECKING:
-    pass
-
-OPTIONS: Mapping[str, Entry] = {name: each for name, each in entries(QueryOptions).items() if each.about.help}
-PASSAGES = entries(QueryOptions)["passages"]  # of requests alone: a terminal shows an answer once, whole
+# those of the command, and one that a terminal does not have: it shows an answer once, whole
+OPTIONS: Mapping[str, Entry] = {
+    name: each for name, each in entries(QueryOptions).items() if each.about.help or name == "passages"
+}
 TEXTS = ("prompt", "response", "span", "instead")
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
@@ -35,9 +34,9 @@ class Question:
         asked
     ids : of each, where it gave one
     many : bool                 "prompts" was given, so that the answer is JSON Lines
-    options : QueryOptions      "passages" as given
-    alone : bool                not answered in one pass with other requests' prompts
+    options : QueryOptions
     explain : bool              two sentences with the record
+    rest : what else a request of its kind may hold
     """
 
     index: str | None
@@ -45,12 +44,11 @@ class Question:
     ids: list[str | None]
     many: bool
     options: QueryOptions
-    alone: bool = False
     explain: bool = False
     rest: Mapping[str, Any] = field(default_factory=dict)
 
     def single(self) -> Mapping[str, str]:
-        """The only prompt; what cannot be asked of it raises."""
+        """Return the only prompt; raises what is wrong with it."""
         if self.many:
             raise UsageError("'prompts' is for POST /query (expected 'prompt' here)", fix='{"prompt": "…"}')
         (prompt,) = self.prompts
@@ -60,7 +58,7 @@ class Question:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is.
+    """Read a body, an object in JSON.
 
     Raises
     ------
@@ -83,7 +81,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def parse_question(
     body: Mapping[str, Any], defaults: QueryOptions, *, also: Collection[str] = ()
 ) -> Question:
-    """A question from a request's object.
+    """Read a question from a request's object.
 
     Parameters
     ----------
@@ -95,79 +93,72 @@ def parse_question(
     UsageError      a key that there is not, or a value that cannot be
     QueryError      there is no prompt
     """
-    known = [*TEXTS, "id", "index", "prompts", "alone", "explain", "passages", *OPTIONS, *also]
+    known = [*TEXTS, "id", "index", "prompts", "explain", *OPTIONS, *also]
     for key in body:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            raise UsageError(
-                f"there is no key {shortened(repr(one_line(key)), 60)}",
-                fix=f"did you mean '{near[0]}'?" if near else "GET /openapi.json lists all that there are",
-            )
+            fix = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}"
+            raise UsageError(f"there is no key {shortened(repr(one_line(key)), 60)}", fix=fix)
     given = {key: value for key, value in body.items() if value is not None}
     options = {name: option_value(OPTIONS[name], given[name]) for name in OPTIONS if name in given}
-    if "passages" in given:
-        options["passages"] = option_value(PASSAGES, given["passages"])
-    shared = {name: getattr(defaults, name) for name in entries(QueryOptions)}
+    texts = {key: given[key] for key in TEXTS if key in given}
     many = "prompts" in given
-    if many == any(name in given for name in ("prompt", "id")):
+    if many == ("prompt" in given or "id" in given):
         raise QueryError("give 'prompt', or 'prompts' (one of them)", fix='{"prompt": "…"}')
-    listed = given["prompts"] if many else [{key: given[key] for key in (*TEXTS, "id") if key in given}]
+    listed = given["prompts"] if many else [{**texts, "id": given.get("id")}]
     if not isinstance(listed, list) or not 0 < len(listed) <= MOST_PROMPTS:
         raise UsageError(
             f"'prompts' is {_kind(listed)} (expected a list of 1 to {MOST_PROMPTS:,})",
             fix='{"prompts": [{"prompt": "…"}]}',
         )
-    shared_texts = {key: given[key] for key in TEXTS[1:] if key in given} if many else {}
-    read = [_prompt({**shared_texts, **each} if isinstance(each, dict) else each) for each in listed]
+    read = [_prompt(each, texts) for each in listed]
     return Question(
         index=_value(given, "index", str),
         prompts=[prompt for prompt, _ in read],
         ids=[name for _, name in read],
         many=many,
-        options=QueryOptions(**{**shared, **options}),
-        alone=_value(given, "alone", bool) or False,
+        options=replace(defaults, **options),
         explain=_value(given, "explain", bool) or False,
         rest={key: given[key] for key in also if key in given},
     )
 
 
 def option_value(entry: Entry, value: Any) -> Any:
-    """A value of an option, of a type that it may have."""
+    """Check the value of an option, its type first."""
     kinds = [kind for kind in entry.kinds if kind in _KINDS]
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**1000 else value
+    example = f"for example {json.dumps({entry.name: entry.example})}"
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(_KINDS[kind] for kind in kinds)
-        raise UsageError(
-            f"'{entry.name}' is {_kind(value)} (expected {wanted})", fix=f"for example {_example(entry)}"
-        )
-    entry.check(value, f"'{entry.name}'", f"for example {_example(entry)}")
+        raise UsageError(f"'{entry.name}' is {_kind(value)} (expected {wanted})", fix=example)
+    entry.check(value, f"'{entry.name}'", example)
     return value
 
 
 def text_value(body: Mapping[str, Any], key: str) -> str:
-    """A text that a request has to give."""
+    """Return a text that a request has to give."""
     found = _value(body, key, str)
     if not found:
         raise UsageError(f"there is no '{key}'", fix=f'{{"{key}": "…"}}')
     check_text(found, f"'{key}'")
-    return found
+    return str(found)
 
 
-def _prompt(record: Any) -> tuple[Mapping[str, str] | StrideError, str | None]:
-    """A prompt and its id; the error of one that cannot be asked stands in its place."""
+def _prompt(record: Any, shared: Mapping[str, Any]) -> tuple[Mapping[str, str] | StrideError, str | None]:
+    """Read a prompt and its id; the error of one that cannot be asked stands in its place."""
     name = None
     try:
         if isinstance(record, str):
             record = {"prompt": record}
         if not isinstance(record, dict):
             raise QueryError(f"a prompt is {_kind(record)} (expected an object)", fix='{"prompt": "…"}')
-        if isinstance(record.get("id"), int) and not isinstance(record["id"], bool):
-            record = {**record, "id": str(record["id"])}
-        name = _value(record, "id", str)
+        name = record.get("id")
+        name = str(name) if type(name) is int else _value(record, "id", str)
         if name is not None:
             check_text(name, "'id'")
-        found = {key: record[key] for key in TEXTS if record.get(key) is not None}
+        every = {**shared, **record}
+        found = {key: every[key] for key in TEXTS if every.get(key) is not None}
         if "prompt" not in found:
             raise QueryError("there is no 'prompt'", fix='{"prompt": "…"}')
         for key, value in found.items():
@@ -187,19 +178,11 @@ def _value(given: Mapping[str, Any], key: str, kind: type) -> Any:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, dict):
         return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value):,}"
-    return _KINDS.get(type(value), type(value).__name__)
-
-
-def _example(entry: Entry) -> str:
-    return json.dumps({entry.name: entry.example})
+    return f"a list of {len(value):,}" if isinstance(value, list) else _KINDS[type(value)]
 
 
 def _refuse(constant: str) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong, as a JSON record with the right status; never a traceback."""
+"""Errors as JSON records with the right HTTP status; never a traceback."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ import traceback
 from typing import TYPE_CHECKING
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import (
-    EXIT_USAGE,
-    MissingExtraError,
-    ModelError,
-    NumericalError,
-    QueryError,
-    StorageError,
-    StrideError,
-    first_line,
-    out_of_memory,
-)
+from stride_cli import errors
+from stride_cli.errors import EXIT_USAGE, StrideError, first_line, out_of_memory
 
 if TYPE_CHECKING:
     from stride_cli.schema.serve_records import ServeErrorRecord
 
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (QueryError, 422),
-    (NumericalError, 422),
-    (ModelError, 503),
-    (MissingExtraError, 501),
-    (StorageError, 507),
-    (StrideError, 400),
-    (IndexFormatError, 503),
-)
+_STATUS: dict[type, int] = {
+    errors.QueryError: 422,
+    errors.NumericalError: 422,
+    errors.ModelError: 503,
+    errors.MissingExtraError: 501,
+    errors.StorageError: 507,
+    StrideError: 400,
+    IndexFormatError: 503,
+}
 
 
 class Refusal(StrideError):
@@ -42,28 +33,22 @@ class Refusal(StrideError):
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error; 500 for a defect of this program."""
+    """Return the HTTP status of an error; 500 for a defect of this program."""
     if isinstance(error, Refusal):
         return error.status
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
 
 
 def error_record(error: Exception) -> ServeErrorRecord:
-    """What a client is told; a defect is told on stderr in full, and to the client in a line."""
+    """Tell a client what is wrong; a defect in one line, whose traceback goes to stderr."""
     if isinstance(error, StrideError | IndexFormatError):
-        return _record(type(error).__name__, error.message, error.fix, error.exit_code)
-    if out_of_memory(error):
-        return _record("UsageError", "there is not enough memory for this", "ask for less", EXIT_USAGE)
-    traceback.print_exception(error, file=sys.stderr)
-    message = f"an error that should not be: {type(error).__name__}: {first_line(error)}"
-    return _record("InternalError", message, "what the server says on stderr belongs in a bug report", 1)
-
-
-def _record(kind: str, message: str, fix: str | None, exit_code: int) -> ServeErrorRecord:
-    return {
-        "schema": "stride.error/1",
-        "kind": kind,
-        "message": message,
-        "fix": fix,
-        "exit_code": exit_code,
-    }
+        kind, message, fix, code = type(error).__name__, error.message, error.fix, error.exit_code
+    elif out_of_memory(error):
+        kind, message, fix = "UsageError", "there is not enough memory for this", "ask for less"
+        code = EXIT_USAGE
+    else:
+        traceback.print_exception(error, file=sys.stderr)
+        kind, code = "InternalError", 1
+        message = f"an error that should not be: {type(error).__name__}: {first_line(error)}"
+        fix = "what the server says on stderr belongs in a bug report"
+    return {"schema": "stride.error/1", "kind": kind, "message": message, "fix": fix, "exit_code": code}

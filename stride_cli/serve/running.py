@@ -1,4 +1,4 @@
-"""From places and options to a server that listens, until it is ended."""
+"""Open indexes, listen at an address, and answer until told to end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError, first_line, require_extra
-from stride_cli.serve.app import Address, Service, build_app
+from stride_cli.serve.app import Service, build_app
+from stride_cli.serve.guard import Address
 from stride_cli.serve.indexes import Shelf
 from stride_cli.serve.options import PORT, ServeOptions
-from stride_cli.serve.worker import Worker
 
 if TYPE_CHECKING:
     import uvicorn
@@ -64,11 +64,12 @@ class Server:
         try:
             port = self._socket.getsockname()[1]
             self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
-            self.service = Service(shelf, defaults or QueryOptions(), Worker(shelf.warm))
+            self.service = Service(shelf, defaults or QueryOptions())
             self._app = build_app(self.service, self.address)
             for index in shelf.indexes.values():  # here, where Ctrl-C may end what only imports
                 index.session()
-            self.service.worker.call(lambda: None)  # from now on there is something to read ahead
+            for index in shelf.indexes.values():
+                self.service.worker.call(index.warm)
         except BaseException:
             self._socket.close()
             raise

@@ -1,8 +1,4 @@
-"""Verifications: `verify-hit` in a process of its own, told as it goes on, and ended where that is asked for.
-
-The process reads what it is to do from stdin and tells, in lines of JSON on stdout, what becomes of it:
-
-    python -m stride_cli.serve.verification
+"""Run `verify_hit` in a process of its own, tell how it goes on, and end it where that is asked for.
 
 Models that were trained when it is ended are kept beside the index: to verify the same again goes on.
 """
@@ -10,139 +6,115 @@ Models that were trained when it is ended are kept beside the index: to verify t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import secrets
-import signal
-import sys
-from collections import OrderedDict
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.errors import EXIT_DONE, EXIT_USAGE
+from stride_cli.attribution.options import QueryOptions
+from stride_cli.parallel import Workers
+from stride_cli.prove.options import HitOptions, HitQuestion
 from stride_cli.serve.refusals import Refusal, error_record
 
 if TYPE_CHECKING:
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.serve_records import VerificationRecord
 
-_KEPT, _AT_ONCE = 32, 1  # jobs that are remembered; that run side by side
-_ALIVE = 2.0  # seconds after which who listens is told that it goes on, though nothing new is known
-_PATIENCE = 5.0  # seconds between asking the process to end, and ending it
+_LOOK = 1.0  # seconds between two looks at how far it is
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be verified; see `stride_cli.api.verify_hit`."""
+
+    place: WorkspacePath
+    question: HitQuestion
+    options: QueryOptions
+    check: HitOptions
 
 
 class Verification:
-    """One job, as far as it has come."""
+    """One job, from its begin on.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state = "running"
-        self.done, self.total, self.message = 0.0, None, "starting"
-        self.result: dict[str, Any] | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._changed = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
+    Attributes
+    ----------
+    name : str
+    state : "running", "done", "failed" or "cancelled"
+    result : a ``stride.verify_hit/1``, or a ``stride.error/1``; None as long as there is neither
+    """
+
+    def __init__(self, name: str, wanted: Wanted, told: Path) -> None:
+        self.name, self.state, self.message = name, "running", ""
+        self.result: Mapping[str, Any] | None = None
+        self._told = told
+        self._workers = Workers(partial(_verify, told=told), 1, apart=True)
+        self._task = asyncio.create_task(asyncio.to_thread(self._run, wanted))
 
     def to_record(self) -> VerificationRecord:
+        found = json.loads(self._told.read_text()) if self._told.exists() else {}
         return {
             "schema": "stride.verification/1",
             "id": self.name,
             "state": self.state,
-            "done": self.done,
-            "total": self.total,
-            "message": self.message,
+            "done": found.get("done", 0.0),
+            "total": found.get("total"),
+            "message": self.message or found.get("message", "starting"),
         }
 
-    async def begin(self, wanted: Mapping[str, Any]) -> None:
-        """Start the process that does what is wanted (see `verify_as_told`)."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stride_cli.serve.verification"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # with all that it starts, it is ended as one
-            limit=1 << 26,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wanted).encode())
-        self._process.stdin.close()
-        self._task = asyncio.create_task(self._follow())
-
-    async def _follow(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        async for line in self._process.stdout:
-            told = json.loads(line)
-            async with self._changed:
-                self.done, self.total = told.get("done", self.done), told.get("total", self.total)
-                self.message = told.get("message", self.message)
-                self.result = told.get("result", self.result)
-                self._changed.notify_all()
-        code = await self._process.wait()
-        async with self._changed:
-            if self.state == "running":
-                self.state = "done" if code == EXIT_DONE and self.result is not None else "failed"
-            if self.result is None and self.state == "failed":
-                lost = Refusal(500, f"the process that verified ended with {code}", fix="verify again")
-                self.result = dict(error_record(lost))
-            if self.state == "failed" and self.result is not None:
-                self.message = str(self.result.get("message", self.message))
-            self._changed.notify_all()
-
     async def events(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-        """What becomes of it: "progress" whenever it goes on, then "result" or "error", then "end"."""
-        told: Any = None
+        """Tell what becomes of it: "progress" whenever it goes on, "alive" while it does not, then "result"
+        or "error", then "end"."""
+        told = None
         while True:
             record = self.to_record()
-            if record != told:
-                told = record
-                yield "progress", record
-            if self.state != "running":
+            yield ("alive", {}) if record == told else ("progress", record)
+            told = record
+            if self._task.done():
                 break
-            async with self._changed:
-                if self.to_record() == told:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), _ALIVE)
-            if self.to_record() == told:
-                yield "alive", {}
+            await asyncio.wait({self._task}, timeout=_LOOK)
         if self.result is not None:
             yield ("result" if self.state == "done" else "error"), self.result
         yield "end", self.to_record()
 
     async def cancel(self) -> None:
-        """End it, as Ctrl-C would; what was trained is kept."""
-        if self.state != "running" or self._process is None:
-            return
-        self.state, self.message = "cancelled", "cancelled: what was trained is kept, verify again to go on"
-        self._signal(signal.SIGINT)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), _PATIENCE)
-        self._signal(signal.SIGKILL)
-        if self._task is not None:
+        """End it at once; what was trained is kept."""
+        if self.state == "running":
+            self.state = "cancelled"
+            self.message = "cancelled: what was trained is kept, verify again to go on"
+            await asyncio.to_thread(self._workers.close)
             await self._task
 
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+    def _run(self, wanted: Wanted) -> None:
+        """Follow the process, in a thread."""
+        try:
+            with self._workers:
+                (found,) = self._workers.in_order([wanted])
+        except Exception as error:
+            if self.state == "running":
+                self.result = error_record(error)
+                self.state, self.message = "failed", self.result["message"]
+        else:
+            self.state, self.message, self.result = "done", found["sentence"], found
 
 
 class Verifications:
     """All jobs, by name."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[str, Verification] = OrderedDict()
+        self._jobs: dict[str, Verification] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="stride-verify-", ignore_cleanup_errors=True)
 
-    async def begin(self, wanted: Mapping[str, Any]) -> Verification:
-        """A new job; a `Refusal` where one runs already: training takes all cores."""
-        if sum(job.state == "running" for job in self._jobs.values()) >= _AT_ONCE:
+    def begin(self, wanted: Wanted) -> Verification:
+        """Begin a job; a `Refusal` where one runs already: training takes all cores."""
+        if any(job.state == "running" for job in self._jobs.values()):
             raise Refusal(409, "a verification is running already", fix="wait for its end, or cancel it")
-        job = Verification(secrets.token_hex(8))
-        self._jobs[job.name] = job
-        while len(self._jobs) > _KEPT:
-            oldest = next(name for name, each in self._jobs.items() if each.state != "running")
-            del self._jobs[oldest]
-        await job.begin(wanted)
-        return job
+        name = secrets.token_hex(8)
+        self._jobs[name] = Verification(name, wanted, Path(self._folder.name, name))
+        return self._jobs[name]
 
     def find(self, name: str) -> Verification:
         if name not in self._jobs:
@@ -152,50 +124,22 @@ class Verifications:
     async def close(self) -> None:
         for job in self._jobs.values():
             await job.cancel()
+        self._folder.cleanup()
 
 
-def verify_as_told() -> int:
-    """What the process does: reads an object from stdin, and tells lines of JSON on stdout.
-
-    The object has "index", "model", "device" and "dtype", what `HitQuestion` has, and "options" and "check",
-    values of `QueryOptions` and `HitOptions`. Lines have "done", "total" and "message", the last "result".
-    """
-    from index_format.location import locate
-    from stride_cli.attribution.options import QueryOptions
-    from stride_cli.data.workspace import WorkspacePath
-    from stride_cli.output import progress_told_to, to_json
+def _verify(wanted: Wanted, told: Path) -> Any:
+    """Verify, in a process of its own; writes how far it is to a file, which is replaced as a whole."""
+    from stride_cli.output import progress_told_to
     from stride_cli.prove.hit_record import verify_hit
-    from stride_cli.prove.options import HitOptions, HitQuestion
 
-    wanted = json.load(sys.stdin)
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
-        os.dup2(2, 1)  # what libraries and trainers print is not for who reads these lines
+    state: dict[str, Any] = {}
 
-        def tell(record: Mapping[str, Any]) -> None:
-            lines.write(to_json(record) + "\n")
-            lines.flush()
+    def listen(description: str, done: float, total: float | None) -> None:
+        counted = {"done": done, "total": total} if description == "retraining" else {}
+        state.update(counted, message=description)
+        fresh = told.with_suffix(".new")
+        fresh.write_text(json.dumps(state))
+        fresh.replace(told)
 
-        def listen(description: str, done: float, total: float | None) -> None:
-            told = {"done": done, "total": total} if description == "retraining" else {}
-            tell({**told, "message": description})
-
-        place = WorkspacePath(locate(wanted["index"]), wanted["model"], wanted["device"], wanted["dtype"])
-        question = HitQuestion(**{key: wanted[key] for key in ("prompt", "response", "span", "documents")})
-        try:
-            with progress_told_to(listen):
-                found = verify_hit(
-                    place, question, QueryOptions(**wanted["options"]), HitOptions(**wanted["check"])
-                )
-        except Exception as error:
-            tell({"result": error_record(error)})
-            return EXIT_USAGE
-        tell({"result": found, "message": found["sentence"]})
-    return EXIT_DONE
-
-
-if __name__ == "__main__":
-    from stride_cli.startup import own_process, share_cores
-
-    own_process()
-    share_cores()
-    sys.exit(verify_as_told())
+    with progress_told_to(listen):
+        return verify_hit(wanted.place, wanted.question, wanted.options, wanted.check)

@@ -1,4 +1,4 @@
-"""What is shown of an answer beside its record: its tokens, its documents, files of it."""
+"""Records of one answer's tokens and documents, and files of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.serve_records import (
         DocumentChunkRecord,
         DocumentRecord,
-        OverlapRecord,
         PassagesRecord,
         PieceRecord,
         TokensRecord,
@@ -41,7 +40,7 @@ _SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
 
 
 def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[str, Any]:
-    """The record that `stride query --json` prints."""
+    """Make the record that `stride query --json` prints."""
     named = {} if name is None else {"id": name}
     found: dict[str, Any] = {**named, **answer.to_record()}
     if explain:
@@ -52,7 +51,7 @@ def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[st
 
 
 def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> PassagesRecord:
-    """The sentences that carry the influence of an answer's hits, as the whole answer would have them."""
+    """Find the sentences that carry the influence of an answer's hits, as the whole answer has them."""
     begun = time.perf_counter()
     answer = index.answer(prompt, options, carried=True)
     return {
@@ -73,7 +72,7 @@ def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: Quer
 
 
 def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> TokensRecord:
-    """Influences on every scored token of an answer.
+    """Find the influences on every scored token of an answer.
 
     Raises
     ------
@@ -107,7 +106,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
 
 
 def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
-    """The response in pieces of a token each; as one where the tokenizer does not give it back."""
+    """Cut the response at its tokens; one piece where the tokenizer does not give it back."""
     from stride_cli.attribution.carriers import token_spans
 
     text, spans = token_spans(session.model.tokenizer, answer.query.ids)
@@ -129,7 +128,7 @@ def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[Pie
 def document_record(
     index: ServedIndex, document: str, asked: tuple[Mapping[str, str], QueryOptions] | None
 ) -> DocumentRecord:
-    """A whole document; of an answer, what of it the response shares, and what moves it.
+    """Show a whole document, and beside an answer what it shares with that, and what of it moves it.
 
     Parameters
     ----------
@@ -158,17 +157,14 @@ def document_record(
     if asked is not None:
         answer = index.answer(*asked)
         query = answer.query
-        found["overlaps"] = _overlaps(text, f"{query.prompt} {query.response}")
+        runs = verbatim_runs(text, f"{query.prompt} {query.response}")
+        found["overlaps"] = [{"start": start, "stop": stop, "words": n} for start, stop, n in runs]
         found["influence"] = _with_influence(session, answer, shown)
     return found
 
 
-def _overlaps(text: str, asked: str) -> list[OverlapRecord]:
-    return [{"start": start, "stop": stop, "words": n} for start, stop, n in verbatim_runs(text, asked)]
-
-
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
-    """Puts influences and carrying sentences to a document's chunks; the influence of all of them."""
+    """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
     from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
 
     solution = answer.influences
@@ -188,13 +184,15 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
     return answer.in_unit(sum(weights.get(each["chunk"], 0.0) for each in chunks))
 
 
-def exported(session: Session, answer: Answer, form: str, *, title: str) -> str:
-    """An answer as a file: "html" (as `stride report` writes it), "csv" (a row a hit) or "json"."""
+def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions, form: str) -> str:
+    """Write an answer as a file: "html" (as `stride report` does), "csv" (a row a hit) or "json"."""
+    answer = index.answer(prompt, options, carried=True)
     if form == "html":
         from stride_cli.report.contents import from_answer
         from stride_cli.report.page import render_report
 
-        return render_report([from_answer(session, answer)], title=title)
+        contents = from_answer(index.session(), answer)
+        return render_report([contents], title=f"Attribution: {index.name}")
     record: Any = answer.to_record()
     if form == "json":
         return to_json(record) + "\n"

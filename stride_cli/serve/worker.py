@@ -1,13 +1,10 @@
-"""The one thread that models run in: they are not to be entered twice at once, nor are parallel kernels.
-
-Requests wait in a line. Prompts that wait for the same index, asked in the same way, are answered together
-where chunks are read, so that one pass over these serves them all.
-"""
+"""The one thread that runs models: neither they nor parallel kernels may be entered twice at once."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +16,6 @@ from stride_cli.serve.refusals import Refusal
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.errors import StrideError
     from stride_cli.serve.indexes import ServedIndex
 
 _TOGETHER = 64  # prompts of one pass, at most
@@ -32,128 +28,104 @@ class Ask:
     index: ServedIndex
     prompt: Mapping[str, str]
     options: QueryOptions
-    alone: bool = False
     future: Future[Answer] = field(default_factory=Future)
 
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """Something else that a model is needed for."""
-
-    function: Callable[[], Any]
-    future: Future[Any] = field(default_factory=Future)
+    def joins(self, other: Ask) -> bool:
+        """Whether one pass over the chunks serves both."""
+        return self.index is other.index and self.options == other.options
 
 
 class Worker:
-    """Runs what is submitted, one after the other, in a thread of its own.
+    """Runs what it is given, one after the other, in a thread of its own.
 
-    Parameters
-    ----------
-    idle : callable      called again and again while nothing waits, until it says that there is no more to do
+    Prompts that wait for the same index, asked in the same way, are answered together where chunks are read:
+    one pass over these serves them all.
     """
 
-    def __init__(self, idle: Callable[[], bool] = lambda: False) -> None:
-        self._idle = idle
-        self._line: deque[Ask | Call] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
+    def __init__(self) -> None:
+        self._line: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue(MOST_WAITING)
+        self._asked: list[Ask] = []
+        self._lock = threading.Lock()  # of the prompts
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stride-model", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Ask | Call) -> Future[Any]:
-        """The job's future; a `Refusal` where too many wait already."""
-        with self._changed:
-            if self._closed:
-                raise Refusal(503, "the server is ending", fix="start it again: stride serve")
-            if len(self._line) >= MOST_WAITING:
-                raise Refusal(503, f"{MOST_WAITING} requests wait already", fix="ask again in a moment")
-            self._line.append(job)
-            self._changed.notify()
-        return job.future
-
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        return self.submit(Call(function))
+        """Run a function.
 
-    @property
-    def waiting(self) -> int:
-        return len(self._line)
+        Raises
+        ------
+        Refusal      too many requests wait already, or the server is ending
+        """
+        if self._closed.is_set():
+            raise Refusal(503, "the server is ending", fix="start it again: stride serve")
+        future: Future[Any] = Future()
+        try:
+            self._line.put_nowait((function, future))
+        except queue.Full:
+            raise Refusal(503, f"{MOST_WAITING} requests wait already", fix="ask again in a moment") from None
+        return future
+
+    def ask(self, job: Ask) -> Future[Answer]:
+        """Answer a prompt; raises as `call`."""
+        with self._lock:
+            self.call(self._answer_next)
+            self._asked.append(job)
+        return job.future
 
     def close(self, seconds: float = 5.0) -> None:
         """Let what runs come to its end, for so long; what waits is not begun."""
-        with self._changed:
-            self._closed = True
-            for job in self._line:
+        self._closed.set()
+        with self._lock:
+            for job in self._asked:
                 job.future.cancel()
-            self._line.clear()
-            self._changed.notify()
+        with contextlib.suppress(queue.Full):  # then it has something to wake up for
+            self._line.put_nowait((lambda: None, Future()))
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        more = True
         while True:
-            if more and not self._line and not self._closed:
-                more = self._idly()
-            with self._changed:
-                if more and not self._line and not self._closed:
-                    continue
-                while not self._line and not self._closed:
-                    self._changed.wait()
-                more = True
-                if self._closed:
+            function, future = self._line.get()
+            if self._closed.is_set():
+                future.cancel()
+                if self._line.empty():
                     return
-                job = self._line.popleft()
-                jobs = [job, *(self._companions(job) if isinstance(job, Ask) and not job.alone else [])]
-            jobs = [each for each in jobs if each.future.set_running_or_notify_cancel()]
-            if jobs and isinstance(jobs[0], Call):
-                _called(jobs[0])
-            elif jobs:
-                _answered([each for each in jobs if isinstance(each, Ask)])
+            elif future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
 
-    def _idly(self) -> bool:
-        try:
-            return self._idle()
-        except Exception:  # whoever asks for it next is told
-            return False
+    def _answer_next(self) -> None:
+        """Answer the prompt that has waited longest, and those that join it.
 
-    def _companions(self, first: Ask) -> list[Ask]:
-        """Takes out of the line what is asked of the same index in the same way; only where that helps."""
-        if not self._line or not first.index.reads(first.options):
-            return []
-        like = [
-            job
-            for job in self._line
-            if isinstance(job, Ask)
-            and not job.alone
-            and job.index is first.index
-            and job.options == first.options
-        ][: _TOGETHER - 1]
-        taken = set(map(id, like))
-        self._line = deque(job for job in self._line if id(job) not in taken)
-        return like
+        There is one call for every prompt: those of prompts that were answered with others find fewer.
+        """
+        with self._lock:
+            if not self._asked:
+                return
+            first = self._asked[0]
+            most = _TOGETHER if first.index.reads(first.options) else 1
+            jobs = [job for job in self._asked if job.joins(first)][:most]
+            self._asked = [job for job in self._asked if job not in jobs]
+        jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+        if jobs:
+            _answer(jobs)
 
 
-def _called(job: Call) -> None:
-    try:
-        job.future.set_result(job.function())
-    except BaseException as error:
-        job.future.set_exception(error)
-
-
-def _answered(jobs: list[Ask]) -> None:
-    """Answers prompts; an error that is none of a prompt's is every one's that has no answer yet."""
+def _answer(jobs: list[Ask]) -> None:
+    """Answer prompts in one pass; an error that is none of a prompt's is every one's without an answer."""
     from stride_cli.attribution.answer import Refused
 
-    waiting = deque(jobs)
+    waiting = iter(jobs)
     try:
         first = jobs[0]
-        prompts: list[Mapping[str, Any] | StrideError] = [job.prompt for job in jobs]
-        session = first.index.session()
-        for outcome in session.outcomes(prompts, first.options, together=1 if first.alone else None):
-            job = waiting.popleft()
+        for outcome in first.index.session().outcomes([job.prompt for job in jobs], first.options):
+            future = next(waiting).future
             if isinstance(outcome, Refused):
-                job.future.set_exception(outcome.error)
+                future.set_exception(outcome.error)
             else:
-                job.future.set_result(outcome)
+                future.set_result(outcome)
     except BaseException as error:
         for job in waiting:
             job.future.set_exception(error)

@@ -229,8 +229,7 @@ function drawAnswer(answer, at) {
 function drawCertificate(record) {
   const rows = [["subsets", record.measurement.subsets], ["measurement", record.measurement.method],
     ["R²", record.recovery.r_squared], ["relative gap", record.recovery.relative_gap],
-    ["chunks with a weight", record.recovery.nonzeros], ["chunks read", record.read],
-    ["reliability", record.reliability]];
+    ["chunks with a weight", record.recovery.nonzeros], ["chunks read", record.read]];
   return make("details", {}, make("summary", {}, "Certificate of the recovery"),
     ...rows.filter(([, value]) => value !== null && value !== undefined)
       .map(([name, value]) => make("p", { className: "faint" },

@@ -25,10 +25,9 @@ from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, NumericalError, QueryError, UsageError
 from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
-from stride_cli.serve.app import ROUTES
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.overlaps import verbatim_runs
-from stride_cli.serve.questions import OPTIONS, parse_question
+from stride_cli.serve.questions import parse_question
 from stride_cli.serve.running import Server, bind
 from tests.prepared import Prepared
 
@@ -96,7 +95,7 @@ def test_the_answer_is_the_record_that_stride_query_prints(
 ) -> None:
     line = f'query "{PROMPT}" --json --index {workspace}/run.stride {flags}'
     (printed,) = run(line).records
-    exactly = post(client, "/query", prompt=PROMPT, alone=True, **body)
+    exactly = post(client, "/query", prompt=PROMPT, **body)
     assert without_times(exactly) == without_times(printed)
     assert list(exactly) == list(printed)
 
@@ -190,8 +189,8 @@ def test_a_question_waits_for_the_models_once(
     from stride_cli.serve.worker import Worker
 
     jobs: list[Any] = []
-    submit = Worker.submit
-    monkeypatch.setattr(Worker, "submit", lambda self, job: jobs.append(job) or submit(self, job))
+    call = Worker.call
+    monkeypatch.setattr(Worker, "call", lambda self, job: jobs.append(job) or call(self, job))
     post(client, "/query", prompt=PROMPT, response="1789", passages="none")
     assert len(jobs) == 1
 
@@ -310,24 +309,6 @@ def test_an_answer_is_saved_as_page_table_and_record(client: Any) -> None:
     )
 
 
-def test_the_interface_is_described_route_by_route(client: Any) -> None:
-    described = client.get("/openapi.json").json()
-    assert {path: set(each) for path, each in described["paths"].items()} == {
-        path: set(each) for path, each in ROUTES.items()
-    }
-    body = described["paths"]["/query"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(OPTIONS) < set(body["properties"])
-    for name in set(body["properties"]) - {"prompts"}:  # each is a key that there is
-        parse_question({name: None, "prompt": "a"}, QueryOptions())
-    answers = described["paths"]["/query"]["post"]["responses"]["200"]["content"]["application/json"]
-    Draft202012Validator(answers["schema"]).validate(post(client, "/query", prompt=PROMPT))
-    assert all(
-        "default" in operation["responses"]
-        for each in described["paths"].values()
-        for operation in each.values()
-    )
-
-
 @pytest.mark.parametrize(
     "body, status, message",
     [
@@ -421,8 +402,7 @@ def test_a_defect_is_told_in_a_line_and_in_full_on_stderr(
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}, 403),
-        ({"Content-Length": str(LARGEST_BODY + 1)}, 413),
-        ({"Content-Length": "-1"}, 413),
+        ({"Origin": ""}, 403),
         ({"Host": "localhost:{port}"}, 200),
         ({"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}, 200),
     ],
@@ -460,7 +440,7 @@ def test_the_page_is_opened_by_its_url_and_may_do_nothing_else(client: Any, serv
     assert "innerHTML" not in client.get("/page.js").text
 
 
-def test_a_body_without_a_length_is_cut_off_too(client: Any) -> None:
+def test_a_body_that_is_too_large_is_cut_off(client: Any) -> None:
     def pieces() -> Iterator[bytes]:
         yield b'{"prompt": "'
         for _ in range(LARGEST_BODY >> 16):
@@ -528,12 +508,10 @@ def test_the_command_serves_until_it_is_interrupted(
             assert url.startswith("http://127.0.0.1:") and "Ctrl-C" in told
             with urllib.request.urlopen(url) as page:
                 assert b"Which training documents" in page.read()
-            assert len(list((tmp_path / "stride" / "servers").iterdir())) == 1
             process.send_signal(number)
             rest = stderr.read()
             assert process.wait(20) == code and stdout.read() == ""
             assert rest == ("interrupted\n" if number == signal.SIGINT else "")
-        assert list((tmp_path / "stride" / "servers").iterdir()) == []
 
 
 @pytest.mark.slow
