@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stride_cli.characters import one_line, printable, printable_json
 from stride_cli.errors import UsageError
@@ -19,22 +19,18 @@ if TYPE_CHECKING:
 
 
 def settle_streams() -> None:
-    """Make sure that there are stdin, stdout and stderr, and that whatever is written can be encoded.
+    """Open stdin, stdout and stderr where they are closed, and let whatever is written be encoded.
 
-    A closed one would be None, and the next file that is opened would take its number. Nothing is read from a
-    closed stdin, and what is told a closed stderr is lost.
+    A closed one would be None, and the next file that is opened would take its number.
 
     Raises
     ------
     UsageError      stdout is closed: what is computed would be for nobody
     """
-    if sys.stdin is None:
-        sys.stdin = _nothing(0, "r")
     stdout_closed = sys.stdout is None
-    if stdout_closed:
-        sys.stdout = _nothing(1, "w")
-    if sys.stderr is None:
-        sys.stderr = _nothing(2, "w")
+    sys.stdin = sys.stdin or _nothing(0, "r")
+    sys.stdout = sys.stdout or _nothing(1, "w")
+    sys.stderr = sys.stderr or _nothing(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -54,7 +50,7 @@ def _nothing(number: int, mode: str) -> Any:
 
 
 def wants_json(flag: bool) -> bool:
-    """JSON Lines when asked for with --json, or when stdout is not a terminal."""
+    """Whether JSON Lines are asked for with --json, or stdout is no terminal."""
     return flag or not sys.stdout.isatty()
 
 
@@ -72,41 +68,6 @@ def emit(record: Mapping[str, Any]) -> None:
     """Write one record to stdout as a JSON line, at once, so that the next program in a pipe can start."""
     sys.stdout.write(to_json(record) + "\n")
     sys.stdout.flush()
-
-
-class _Lasting:
-    """A stream that takes what is written, whether or not its reader is still there."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with self._or_nowhere():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._or_nowhere():
-            self._stream.flush()
-
-    @contextmanager
-    def _or_nowhere(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # what comes now, and what is still in the buffer, goes to nobody
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def outlast_reader() -> None:
-    """From now on: a reader of stdout that leaves (`| head`) does not end the command, which has a file to
-    write too."""
-    if not isinstance(sys.stdout, _Lasting):
-        sys.stdout = _Lasting(sys.stdout)
 
 
 def note(text: str) -> None:
@@ -129,20 +90,14 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(stderr=stderr, highlight=False)
 
 
-class Ticker(Protocol):
-    """What a long task calls as it goes on."""
+class Ticker:
+    """What a long task calls as it goes on; this one tells nobody."""
 
-    def advance(self, amount: float = 1) -> None: ...
-
-    def describe(self, text: str) -> None: ...
-
-
-class _Silent:
     def advance(self, amount: float = 1) -> None:
-        pass
+        """So many units more are done."""
 
     def describe(self, text: str) -> None:
-        pass
+        """From now on something else is going on."""
 
 
 _bars: Progress | None = None  # on the terminal now; a task within a task has its bar below
@@ -160,21 +115,33 @@ def progress_told_to(listener: Callable[[str, float, float | None], None]) -> It
         _listener = before
 
 
-class _Told:
-    """Tells `listener`."""
+class _Told(Ticker):
+    """Tells a listener."""
 
-    def __init__(
-        self, listener: Callable[[str, float, float | None], None], description: str, total: float | None
-    ) -> None:
-        self._listener, self._description, self._total, self._done = listener, description, total, 0.0
-        listener(description, 0.0, total)
+    def __init__(self, listener: Callable[[str, float, float | None], None], text: str, total: float | None):
+        self._listener, self._text, self._total, self._done = listener, text, total, 0.0
+        self.advance(0)
 
     def advance(self, amount: float = 1) -> None:
         self._done += amount
-        self._listener(self._description, self._done, self._total)
+        self._listener(self._text, self._done, self._total)
 
     def describe(self, text: str) -> None:
-        self._description = text
+        self._text = text
+
+
+class _Bar(Ticker):
+    """Moves one bar of several."""
+
+    def __init__(self, bars: Progress, text: str, total: float | None, unit: str) -> None:
+        self._bars = bars
+        self.task = bars.add_task(one_line(text), total=total, unit=one_line(unit))
+
+    def advance(self, amount: float = 1) -> None:
+        self._bars.advance(self.task, amount)
+
+    def describe(self, text: str) -> None:
+        self._bars.update(self.task, description=one_line(text))
 
 
 @contextmanager
@@ -196,57 +163,32 @@ def progress(description: str, total: float | None = None, *, unit: str = "") ->
         return
     # while a bar is shown, stderr may be a file of rich's that does not say that it is a terminal
     if _bars is None and (not sys.stderr.isatty() or os.environ.get("STRIDE_NO_PROGRESS")):
-        yield _Silent()
+        yield Ticker()
         return
     outermost, bars = _bars is None, _bars or _open_bars()
     if outermost:
         bars.start()
         _bars = bars
-    task = bars.add_task(one_line(description), total=total, unit=one_line(unit))
-
-    class _Bar:
-        def advance(self, amount: float = 1) -> None:
-            bars.advance(task, amount)
-
-        def describe(self, text: str) -> None:
-            bars.update(task, description=one_line(text))
-
+    bar = _Bar(bars, description, total, unit)
     try:
-        yield _Bar()
+        yield bar
     finally:
-        bars.remove_task(task)
+        bars.remove_task(bar.task)
         if outermost:
             _bars = None
             bars.stop()
 
 
 def _open_bars() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
+    from rich import progress as rich
 
-    class _Done(MofNCompleteColumn):
-        def render(self, task: Task) -> Text:
-            return Text() if task.total is None and not task.completed else super().render(task)
-
-    class _Left(TimeRemainingColumn):
-        def render(self, task: Task) -> Text:
-            return Text() if task.total is None else super().render(task)
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        _Done(),
-        TextColumn("{task.fields[unit]}", markup=False),
-        TimeElapsedColumn(),
-        _Left(),
+    return rich.Progress(
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[unit]}", markup=False),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
         console=console(stderr=True),
         transient=True,
         # what is written to stdout meanwhile goes above the bars, where both are on one terminal; else rich

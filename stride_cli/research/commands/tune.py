@@ -78,9 +78,10 @@ def tune(
     stdout as JSON Lines, then the choice; the table goes to stderr.
     """
     from stride_cli.config import resolve
-    from stride_cli.output import emit, note, outlast_reader
+    from stride_cli.output import emit, note
     from stride_cli.report.drawing import check_place, write_whole
     from stride_cli.research import api
+    from stride_cli.research.commands.outlasting import outlast_reader
     from stride_cli.research.tuning.written_settings import write_settings
 
     if html is not None:
