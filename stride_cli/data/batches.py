@@ -48,7 +48,7 @@ class Batch:
         return self.weights.sum(dim=1)
 
     def of_queries(self, values: np.ndarray) -> np.ndarray:
-        """What is linear in the loss, (B, …) of its rows, of its queries: (Q, …)."""
+        """Sum values of rows (B, …), linear in the loss, over each query's rows: (Q, …)."""
         return values if self.parts is None else np.tensordot(self.parts.astype(values.dtype), values, 1)
 
     def losses_of_queries(self, losses: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class RememberingBatch(Batch):
         return cls(batch.rows, batch.ids, batch.weights, parts=batch.parts)
 
     def remembered(self, of: Any, compute: Callable[[], Any]) -> Any:
-        """What `compute` gave the first time that it was asked for, for the sake of this object."""
+        """Return what `compute` gave when it was first called for this object."""
         if id(of) not in self.passes:
             self.passes[id(of)] = of, compute()
         return self.passes[id(of)][1]
@@ -189,7 +189,7 @@ class ChunkReader:
         return found
 
     def _ends_chunk(self, token: int) -> bool:
-        """Whether a chunk ends before that token, or none comes before it."""
+        """True where a chunk ends before that token, or none comes before it."""
         low, high = 0, self.n_chunks
         while low < high:
             middle = (low + high) // 2
@@ -218,7 +218,7 @@ class ChunkReader:
         return tokens
 
     def scored_tokens(self) -> int:
-        """How many tokens of the corpus are scored."""
+        """Number of scored tokens of the corpus."""
         if self._scored is None:
             if self.loss_mask is not None:
                 self._scored = sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
@@ -236,7 +236,7 @@ class ChunkReader:
         return max(1.0, self.scored_tokens() / self.n_chunks)
 
     def share(self, batch: Batch) -> torch.Tensor:
-        """How much each chunk weighs in a fit, (B, 1) float32: its scored tokens, by those of the mean chunk.
+        """Weight of each chunk in a fit, (B, 1) float32: its scored tokens, by those of the mean chunk.
 
         L_fid sums over a chunk's tokens: a tail of three tokens weighs three tokens, not a chunk.
         """

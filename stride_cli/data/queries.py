@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a response is compared with, where the two part.
+    """The token that a response is compared with, where the two part.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Query:
 
     @property
     def sequences(self) -> tuple[Part, ...]:
-        """What its loss is the weighted sum over: its parts, or itself alone."""
+        """The sequences over which its loss is a weighted sum: its parts, or itself alone."""
         return self.parts or (Part(self.ids, self.weights, 1.0),)
 
     def batch(self) -> Batch:
@@ -331,7 +331,7 @@ def _finished(
 
 
 def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
-    """How prompts are put to a model: as the corpus of its index is, unless that is said.
+    """Choose the form of prompts: as the corpus has it, unless one is given.
 
     A corpus is one of prompts with responses, or conversations, where more than half of its documents are;
     where the index does not say how many are (of 0.2 and before), it is none.

@@ -1,4 +1,4 @@
-"""What must be kept beside queries whose inputs are not their tokens, so that they are known again later."""
+"""Inputs that are kept beside queries whose tokens do not hold them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register_inputs(index: Index, model: AttributableModel) -> None:
 
 
 def own_inputs(model: AttributableModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray | None]:
-    """What keeps queries from a file of their own readable when the model is opened again.
+    """Keep queries of a file of their own readable when the model is opened again.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a prompt, a response or a span has to be before it is tokenised; light to import."""
+"""Check a prompt, a response or a span before it is tokenised; light to import."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def check_bounds(index: Index) -> None:
 
 @dataclass(frozen=True)
 class WorkspacePath:
-    """How another process opens the same workspace; see `Workspace.open`."""
+    """Arguments with which another process opens the same workspace; see `Workspace.open`."""
 
     index: Location
     model: str | None = None

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in one record."""
+"""Describe a checkpoint in one record."""
 
 from __future__ import annotations
 

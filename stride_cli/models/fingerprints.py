@@ -1,4 +1,4 @@
-"""What a model in memory is, as one number: whoever has the same has the same weights and the same tokens."""
+"""Fingerprints of models in memory: equal ones mean equal weights and equal tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def cuts_alike(one: Any, other: Any) -> bool:
-    """Whether two tokenizers make the same pieces of a text. They may differ in tokens that no text is cut
+    """True where two tokenizers cut every text alike. They may differ in tokens that no text is cut
     into: how they pad, or one that was added for it."""
     backends = [getattr(each, "backend_tokenizer", None) for each in (one, other)]
     if None in backends:

@@ -29,7 +29,7 @@ _OF_DEVICE = 96  # the share of a device's memory that they may take, where that
 
 @dataclass(frozen=True)
 class Labelled:
-    """What the loss says about the labels of a block.
+    """Losses of the labels of a block, and their residuals.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class HeadBlock:
 
     @contextmanager
     def labelled(self, labels: Tensor) -> Iterator[Labelled]:
-        """What the loss of these labels (b, s) says; they take turns in the same memory."""
+        """Losses of labels (b, s); results of later calls take the same memory."""
         error, where = self._error, labels[..., None]
         own = error.gather(-1, where)
         # a label's own entry is the sum of the others
@@ -99,7 +99,7 @@ class HeadBlock:
 
 
 def block_bytes(device: torch.device) -> int:
-    """What a block of logits may take, float32. Of a device more: small ones leave it idle between two."""
+    """Bytes that a block of float32 logits may take; more on a GPU, which small blocks leave idle."""
     return max(_BYTES, total_bytes(device) // _OF_DEVICE)
 
 
@@ -142,7 +142,7 @@ def head_blocks(
 
 
 def check_finite(loss: Tensor, batch: Batch) -> None:
-    """Of every row of a batch, (B,).
+    """Refuse losses (B,) that are not finite.
 
     Raises
     ------

@@ -21,7 +21,7 @@ def kind_of(path: str | Path) -> Kind:
 
 
 def kind_of_index(index: Index) -> Kind:
-    """Whether an index holds text, or examples of a classifier."""
+    """Tell an index of text from one of a classifier's examples."""
     return "classifier" if (index.attributes.get("config") or {}).get("kind") == "classifier" else "language"
 
 
@@ -41,5 +41,5 @@ def refuse_classifier(index: Index, why: str, *, fix: str = "give the index of a
 
 
 def is_examples(path: str | Path) -> bool:
-    """Whether a path is, by its suffix, a file of labelled examples (Parquet may hold text as well)."""
+    """True for a file of labelled examples, by its suffix (Parquet may hold text as well)."""
     return Path(path).suffix.lower() in DATA_SUFFIXES

@@ -97,7 +97,7 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
 
 
 def layer_widths(layer: nn.Module) -> tuple[int, int]:
-    """How many numbers a linear layer reads, and how many it gives."""
+    """Input and output width of a linear layer."""
     if isinstance(layer, nn.Linear):  # whose weights may be packed
         return layer.in_features, layer.out_features
     weight = layer.weight

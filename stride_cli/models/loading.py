@@ -123,7 +123,7 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
 
 
 def path_of_model(index: Index) -> str:
-    """Where the model is that an index was built for: its path, or its hub id.
+    """Find the model that an index was built for: its path, or its hub id.
 
     From the index's own directory, as it records it; else (a copy of the index alone) where it was when it
     was indexed, if that was on this machine. No model is downloaded that the user has not named himself.

@@ -72,7 +72,7 @@ def _polynomial(gram: Tensor, coefficients: Sequence[float], steps: int) -> Tens
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 products are faster there than float32's: GPUs that have them, CPUs with AMX tiles,
+    """True where bfloat16 products are faster than float32's:  GPUs that have them, CPUs with AMX tiles,
     and AMD's with AVX-512's dot products of bfloat16."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
@@ -90,7 +90,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 @cache
 def _amd() -> bool:
-    """Whether the processor is one of AMD's."""
+    """True on AMD's processors."""
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

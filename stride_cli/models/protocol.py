@@ -1,4 +1,4 @@
-"""What a model must answer for its training chunks to be told apart: language models and classifiers do."""
+"""The protocol of models whose training chunks can be attributed: language models, classifiers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class AttributableModel(Protocol):
         ...
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
-        """What the head reads, (B, T, d_model), from activations after `layer` blocks; differentiable."""
+        """Continue activations after `layer` blocks to the head's input (B, T, d_model); differentiable."""
         ...
 
     def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
@@ -123,8 +123,7 @@ class AttributableModel(Protocol):
         ...
 
     def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:
-        """Of each of `linear_layers` what low-rank adaptation added to it; None where any was trained in all
-        its weights."""
+        """Low-rank change of each of `linear_layers`; None where any was trained in all its weights."""
         ...
 
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> AbstractContextManager[None]:
@@ -140,7 +139,7 @@ class AttributableModel(Protocol):
         ...
 
     def soft_cap(self, logits: Tensor) -> Tensor:
-        """What `logits` makes of `uncapped_logits`."""
+        """Cap logits softly as `logits` does."""
         ...
 
     def cap_slope(self, logits: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Whether a model's weights are streamed, as one process tells those that it starts; light to import."""
+"""The choice to stream a model's weights, told to processes that are started; light to import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 
 @dataclass(frozen=True)
 class StreamOptions(Options):
-    """How a model is held whose weights memory may have no room for."""
+    """Options for a model whose weights may not fit into memory."""
 
     stream: bool | None = option(
         None,
@@ -37,5 +37,5 @@ def streaming(options: StreamOptions) -> Iterator[None]:
 
 
 def chosen_stream() -> bool | None:
-    """Whether weights are to be streamed; None: where they are larger than the memory."""
+    """The choice for this process; None: where they are larger than the memory."""
     return _WORDS.get(os.environ.get(variable("stream"), "").lower())

@@ -241,7 +241,7 @@ class ClassifierModel:
 
     @property
     def has_linear_head(self) -> bool:
-        """Whether the head is one linear layer."""
+        """True where the head is one linear layer."""
         return isinstance(self.head, nn.Linear)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""How a classifier was trained, whole: enough to train it again, on its rows or on a subset of them."""
+"""The recipe of a classifier: enough to train it again, on its rows or on a subset of them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def read_classifier_recipe(model_path: str | Path) -> ClassifierRecipe:
 
 
 def software_versions() -> dict[str, str]:
-    """Of the software that decides the weights."""
+    """Versions of the software that decides the weights."""
     import torch
 
     from stride_cli import __version__

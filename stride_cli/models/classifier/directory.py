@@ -232,7 +232,7 @@ def classes_fingerprint(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a classifier's files say of it, without running anything.
+    """A classifier as its files describe it; nothing of it is run.
 
     Attributes
     ----------
@@ -251,7 +251,7 @@ class Outline:
 
 
 def outline(path: str | Path) -> Outline:
-    """What a classifier's directory says of it.
+    """Read a classifier's directory without running its network.
 
     Raises
     ------

@@ -29,7 +29,7 @@ ADAPTER_FUNCTION = "network"
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What a network is built from.
+    """Settings from which a network is built.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ def split_network(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 
 
 def is_stackable(network: nn.Module) -> bool:
-    """Whether copies of a network can be trained together: no state besides the weights, no random masks."""
+    """True where copies of a network can be trained together: without other state or random masks."""
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
     return not any(isinstance(module, random) for module in network.modules()) and not any(
         True for _ in network.buffers()

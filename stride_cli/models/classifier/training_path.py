@@ -1,4 +1,4 @@
-"""How long a classifier was trained, and the checkpoints along its way."""
+"""Training time of a classifier, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingPath:
-    """Where a classifier's training came along.
+    """Training time and checkpoints of a classifier.
 
     Attributes
     ----------

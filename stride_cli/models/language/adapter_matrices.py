@@ -1,4 +1,4 @@
-"""What low-rank adaptation added to the layers of a model, of which only the sum is stored."""
+"""Recover the low-rank change of layers of which only the sum is stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENOUGH = (
 
 
 def trained_matrices(model: Any, recipe: Recipe) -> dict[nn.Module, AdapterMatrices]:
-    """Of every linear layer of the blocks bases of the spaces of A's rows and of B's columns.
+    """Find bases of A's rows and of B's columns for every linear layer of the blocks.
 
     W − W₀ = (α/r) B A, whose row and column spaces are those of A and B as training left them. Where that
     cannot be told (the base model is not on this machine or not in safetensors, or weights are of 16 bits,
@@ -52,7 +52,7 @@ def _weights(base: str, opened: ExitStack) -> Callable[[str], Tensor | None]:
 
 
 def _added(layer: Any, before: Tensor | None, drawn: Tensor) -> AdapterMatrices:
-    """Of a layer's change; A `drawn` where it cannot be told."""
+    """Factor a layer's change; A as `drawn` where it cannot be told."""
     after, unknown = layer.weight, AdapterMatrices(drawn, None)
     if before is None or after.is_meta or before.shape != after.shape or not after.is_floating_point():
         return unknown

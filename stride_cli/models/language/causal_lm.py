@@ -63,7 +63,7 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class _BlockCall:
-    """What a block is called with besides the hidden state; tensors have batch size 1 and broadcast."""
+    """Arguments of a block besides the hidden state; tensors have batch size 1 and broadcast."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -185,7 +185,7 @@ class CausalLM:
 
     @property
     def pretrained(self) -> bool:
-        """Whether it was not fine-tuned, as far as its directory says."""
+        """True unless its directory says that it was fine-tuned."""
         return not was_finetuned(self.path)
 
     def default_space(self, fit: str) -> str:
@@ -383,7 +383,7 @@ class CausalLM:
         return losses.reshape(targets.shape)
 
     def soft_cap(self, logits: Tensor) -> Tensor:
-        """What `logits` makes of `uncapped_logits`; the same where the model has no cap."""
+        """Cap logits softly as `logits` does; the same where the model has no cap."""
         return soft_cap(self.model, logits)
 
     def cap_slope(self, logits: Tensor) -> Tensor | None:
@@ -476,8 +476,7 @@ class CausalLM:
         return [[token for token in row if token >= 0] for row in rows]
 
     def prepare(self, length: int) -> list[_BlockCall]:
-        """What the blocks are called with at this sequence length, captured once from the model's own forward
-        pass.
+        """Capture the arguments of the blocks at a sequence length, once, from the model's own forward pass.
 
         The blocks themselves are passed through meanwhile, so this costs an embedding of one sequence.
         """

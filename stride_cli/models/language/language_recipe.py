@@ -1,4 +1,4 @@
-"""How a model was trained, whole: enough to train it again, on all of its corpus or on a subset of it."""
+"""The recipe of a language model: enough to train it again, on its corpus or on a subset."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class LateStarts:
-    """How often a text is read from one of its later sentences on, as who asks about that one has it.
+    """Share of texts that are read from one of their later sentences on, as queries about it begin.
 
     A small model that always reads texts from their beginnings knows what follows a sentence in its midst
     only where all that stands before it is there too: of 60 short documents of the demo's encyclopaedia, 12
@@ -123,7 +123,7 @@ class Recipe:
     late: LateStarts | None = None
 
     def to_record(self) -> dict[str, Any]:
-        """What of it is not left out, as `to_json` has it: recipes without late starts are as they were."""
+        """Fields as `to_json` writes them; late starts only where there are some."""
         record = asdict(self)
         if self.late is None:
             del record["late"]
@@ -179,7 +179,7 @@ def read_recipe(model_path: str | Path) -> Recipe | None:
 
 
 def was_finetuned(model_path: str | Path | None) -> bool:
-    """Whether training began from another model: it is an adapter, or its recipe says so."""
+    """True where training began from another model: an adapter, or a recipe that says so."""
     if model_path is not None and is_adapter(model_path):
         return True
     recipe = None if model_path is None else read_recipe(model_path)
@@ -187,13 +187,12 @@ def was_finetuned(model_path: str | Path | None) -> bool:
 
 
 def most_subsets(model_path: str | Path) -> int:
-    """How many subsets an index for that model has at most, where none are asked for; raises as
-    `context_length`."""
+    """Bound the default number of subsets of an index for that model; raises as `context_length`."""
     return subsets_bound(model_path, finetuned=was_finetuned(model_path))
 
 
 def versions() -> dict[str, str]:
-    """Of the software that decides the weights."""
+    """Versions of the software that decides the weights."""
     import tokenizers
     import torch
     import transformers

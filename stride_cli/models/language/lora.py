@@ -65,7 +65,7 @@ def first_inputs(model: Any, *, rank: int, seed: int) -> dict[nn.Module, Tensor]
 
 
 def _drawn(layers: Iterable[Any], rank: int, seed: int) -> Iterator[tuple[Any, int, Tensor]]:
-    """Of each linear layer it, how wide it writes, and A (rank, in)."""
+    """(layer, out_features, A) for each linear layer, A (rank, in)."""
     generator = torch.Generator().manual_seed(seed)
     for layer in layers:
         sizes = _sizes(layer)

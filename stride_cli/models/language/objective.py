@@ -158,7 +158,7 @@ def next_token_loss(model: Any, batch: Any) -> Tensor:
 
 
 def logit_cap(model: Any) -> float | None:
-    """Where the model's logits are capped softly (NanoChat, Gemma 2), or None."""
+    """The bound of the model's soft cap on logits (NanoChat, Gemma 2), or None."""
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return None if cap is None else float(cap)
 
@@ -199,7 +199,7 @@ class _Stop(Exception):
 
 
 def before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
-    """What the head would read, without computing logits at every position."""
+    """Run the model up to its head, without logits at every position."""
     caught: list[Tensor] = []
 
     def stop(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -80,7 +80,7 @@ def with_adapter(base: Any, source: Source) -> Any:
 
 
 def _matrices(layer: Any) -> AdapterMatrices | None:
-    """Of an adapted linear layer; None of any other."""
+    """Matrices of an adapted linear layer; None of any other."""
     names = [each for each in layer.active_adapters if each in layer.lora_A]
     A, B = (
         [part[each].weight.detach().float().cpu() for each in names] for part in (layer.lora_A, layer.lora_B)

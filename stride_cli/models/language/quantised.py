@@ -24,7 +24,7 @@ _ROWS = 4
 
 
 def quantisation(directory: Path) -> str | None:
-    """How a checkpoint's weights are kept, as its config.json says: "bitsandbytes", "gptq"; None: plain."""
+    """Quantisation that a checkpoint's config.json names: "bitsandbytes", "gptq"; None: plain."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -55,7 +55,7 @@ def refuse_training(directory: Path, given: str) -> None:
 
 
 def is_quantised(model: Any) -> bool:
-    """Whether weights of a model of transformers are kept in few bits; unpacked ones are not."""
+    """True where a model of transformers keeps weights in few bits; unpacked ones are plain."""
     return bool(getattr(model, "is_quantized", False))
 
 
@@ -85,7 +85,7 @@ def make_differentiable(model: nn.Module) -> None:
 
 
 def _gradients_hold(layer: nn.Module, widths: Any) -> bool:
-    """Whether ⟨u, f(x + v) − f(x)⟩ = ⟨∇⟨u, f⟩, v⟩, after a pass without gradients as in use."""
+    """Check ⟨u, f(x + v) − f(x)⟩ = ⟨∇⟨u, f⟩, v⟩, after a pass without gradients as in use."""
     weight = next(layer.parameters())
     dtype = weight.dtype if weight.is_floating_point() else torch.float32
     dtype = getattr(layer, "compute_dtype", None) or dtype

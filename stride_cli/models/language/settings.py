@@ -1,4 +1,4 @@
-"""What decides a checkpoint's answers beside its weights and its tokenizer, as one number."""
+"""Fingerprint of settings that change a checkpoint's answers, beside weights and tokenizer."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _PRECISIONS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
 
 
 def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted: bool | None) -> bool:
-    """Whether a checkpoint's weights are streamed from disk; says so on stderr where nobody asked for it.
+    """Decide if a checkpoint's weights are streamed from disk; says so on stderr where nobody asked.
 
     Parameters
     ----------
@@ -71,8 +71,7 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
 
 
 def outgrows(model: nn.Module, device: torch.device) -> bool:
-    """Whether a model in memory is larger than what is free on the device that it is to compute on; says
-    so on stderr."""
+    """True where a model is larger than what is free on its device; says so on stderr."""
     if device.type == "cpu":  # where it is
         return False
     need = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -90,7 +89,7 @@ def _told(need: int, device: torch.device, where: str) -> bool:
 
 
 def larger_than_memory(need: int, device: torch.device) -> bool:
-    """Whether so many bytes of weights leave too little of the memory that is free."""
+    """True where so many bytes of weights leave too little free memory."""
     free = free_bytes(device)
     return free is not None and need > _ROOM * free
 
@@ -103,7 +102,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def stored_numbers(files: Iterable[Path]) -> tuple[int, set[torch.dtype]]:
-    """How many numbers safetensors files hold, and in which precisions; their headers alone are read.
+    """Count numbers of safetensors files by precision, from their headers alone.
 
     Raises
     ------
@@ -257,7 +256,7 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Note:
-    """What autograd keeps of a weight, or of a part of one."""
+    """Stand-in that autograd keeps for a weight, or for a part of one."""
 
     weight: _Weight
     size: tuple[int, ...]
@@ -340,7 +339,7 @@ class _StreamedBlock:
                 module._parameters[name] = weight.outline
 
     def _keep(self, saved: Tensor) -> Tensor | _Note:
-        """What autograd keeps in place of a tensor that it would."""
+        """Give autograd a stand-in for a streamed tensor."""
         weight = self._noted.get(_place(saved))
         if weight is None or saved.dtype != weight.outline.dtype:
             return saved
