@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Self
 
 import numpy as np
@@ -45,7 +44,6 @@ class LogitSpace(OperatorSpace):
     site = "logit"
     classifier_rank: ClassVar[int | None] = CLASSIFIER_RANK
     whitens = True
-    trainable = True
     has_buckets = True
 
     def __init__(self, B: torch.Tensor, bucket: torch.Tensor, sign: torch.Tensor) -> None:
@@ -106,20 +104,6 @@ class LogitSpace(OperatorSpace):
             sign = sign / (mean + _VOCABULARY_DAMPING / len(mean)).sqrt().float()
         return cls(leading_directions(moment / sample.tokens, rank, options.damping).T, bucket, sign)
 
-    @classmethod
-    def initial(
-        cls,
-        uniform: Callable[[int, int], torch.Tensor],
-        *,
-        d_model: int,
-        vocab_size: int,
-        rank: int,
-        n_buckets: int,
-        seed: int,
-    ) -> Self:
-        bucket, sign = vocabulary_buckets(vocab_size, n_buckets, seed, cls.name)
-        return cls(uniform(rank, d_model), bucket, sign)
-
     def scale(self, part: int, factor: float) -> None:
         self.sign.mul_(factor)
         self._sums = None
@@ -164,7 +148,6 @@ class HeadMatrixSpace(LogitSpace):
     name = "head-matrix"
     classifier_rank = CLASSIFIER_RANK + 1  # the bias is one more
     of_weights = True
-    trainable = False
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:

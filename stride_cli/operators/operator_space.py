@@ -149,7 +149,6 @@ class OperatorSpace(torch.nn.Module):
                                 that F is the identity in the gates; else F is estimated as a whole
     of_weights : bool           gates are a change of a network's own weights, so that its training time holds
                                 in them
-    trainable : bool            `initial` gives a basis that the published recipe can begin with
     has_buckets : bool          tokens share buckets, as many as memory allows
     diagonal_fisher : bool      of F with every label counted, `mean_squares` gives the diagonal, which is
                                 enough in this basis; else F is p × p
@@ -166,7 +165,6 @@ class OperatorSpace(torch.nn.Module):
     classifier_rank: ClassVar[int | None] = None
     whitens: ClassVar[bool] = False
     of_weights: ClassVar[bool] = False
-    trainable: ClassVar[bool] = False
     has_buckets: ClassVar[bool] = False
     diagonal_fisher: ClassVar[bool] = False
     kept_numbers: ClassVar[int] = 0
@@ -231,20 +229,6 @@ class OperatorSpace(torch.nn.Module):
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         """The space with a basis for this model and corpus, after the whole sample was observed."""
-        raise NotImplementedError
-
-    @classmethod
-    def initial(
-        cls,
-        uniform: Callable[[int, int], torch.Tensor],
-        *,
-        d_model: int,
-        vocab_size: int,
-        rank: int,
-        n_buckets: int,
-        seed: int,
-    ) -> Self:
-        """The space with a random basis, of what is `trainable`: uniform(rows, columns) draws a matrix."""
         raise NotImplementedError
 
     # Its size, for a model

@@ -241,6 +241,7 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     ------
     UsageError      an option does not fit the model
     """
+    from stride_cli.operators.fitting import published_recipe
     from stride_cli.operators.spaces import parse_space, space_classes
 
     fit = "closed" if isinstance(options, ClosedOptions) else "sgd"
@@ -254,7 +255,7 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     names = parse_space(options.space or model.default_space(fit))
     for cls in space_classes(names):
         cls.check_model(model)
-        if fit == "sgd" and not cls.trainable:
+        if fit == "sgd" and cls.name not in published_recipe().TRAINABLE:
             raise UsageError(
                 f"space {cls.name} is fitted in closed form only",
                 fix="drop --fit sgd, or use --space residual",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -21,15 +20,29 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 
-def _observe_stream(seen: Observation, moments: Moments) -> None:
-    """Second moments at the layer: of what a gate reads, LN(h_t), and of the pull on it, −∂ℓ/∂h_t."""
-    assert seen.drawn.pull is not None
-    moments.add("read", layer_norm(seen.drawn.hidden)[seen.used])  # (N, d)
-    per_token = seen.drawn.pull.double() * seen.scored[:, None, None]  # (B, T, d)
-    moments.add("pull", per_token[seen.used])
+class _StreamSpace(OperatorSpace):
+    """What both spaces share: they read LN(h) along one basis, and write to h along another, U (d, r)."""
+
+    site = "residual"
+    U: torch.nn.Parameter
+
+    @classmethod
+    def probe(cls) -> OperatorSpace:
+        return cls(torch.zeros(1, 1), torch.zeros(1, 1))
+
+    @classmethod
+    def observe(cls, seen: Observation, moments: Moments, options: BasisOptions) -> None:
+        # second moments of what a gate reads, LN(h_t), and of the pull on what it adds to, −∂ℓ/∂h_t
+        assert seen.drawn.pull is not None
+        moments.add("read", layer_norm(seen.drawn.hidden)[seen.used])  # (N, d)
+        per_token = seen.drawn.pull.double() * seen.scored[:, None, None]  # (B, T, d)
+        moments.add("pull", per_token[seen.used])
+
+    def scale(self, part: int, factor: float) -> None:
+        self.U.data.mul_(factor)
 
 
-class ResidualSpace(OperatorSpace):
+class ResidualSpace(_StreamSpace):
     """Rank-r gate in the residual stream: ``U (a ⊙ SiLU(W LN(h)))`` (paper, Table operator_arch).
 
     Parameters
@@ -42,9 +55,7 @@ class ResidualSpace(OperatorSpace):
     """
 
     name = "residual"
-    site = "residual"
     default_rank = 32  # tab:stride_hparams
-    trainable = True
 
     def __init__(self, W: torch.Tensor, U: torch.Tensor) -> None:
         super().__init__()
@@ -61,14 +72,6 @@ class ResidualSpace(OperatorSpace):
         return (features * (cotangent.float() @ self.U)).sum(dim=1)
 
     @classmethod
-    def probe(cls) -> OperatorSpace:
-        return cls(torch.zeros(1, 1), torch.zeros(1, 1))
-
-    @classmethod
-    def observe(cls, seen: Observation, moments: Moments, options: BasisOptions) -> None:
-        _observe_stream(seen, moments)
-
-    @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         # W reads along what LN(h) mostly is, U writes along what the loss mostly asks for: eigenvectors of
         # Σ LN(h) LN(h)ᵀ and of Σ s sᵀ, s = −∂ℓ/∂h; no damping, for F in these r gates is estimated afterwards
@@ -76,24 +79,8 @@ class ResidualSpace(OperatorSpace):
         rank = min(options.ranks[cls.name], len(read))
         return cls(leading_directions(read, rank).T, leading_directions(pull, rank))
 
-    @classmethod
-    def initial(
-        cls,
-        uniform: Callable[[int, int], torch.Tensor],
-        *,
-        d_model: int,
-        vocab_size: int,
-        rank: int,
-        n_buckets: int,
-        seed: int,
-    ) -> Self:
-        return cls(uniform(rank, d_model), uniform(d_model, rank))
 
-    def scale(self, part: int, factor: float) -> None:
-        self.U.data.mul_(factor)
-
-
-class ResidualMatrixSpace(OperatorSpace):
+class ResidualMatrixSpace(_StreamSpace):
     """Matrix gate between two bases of the residual stream: ``U (a V LN(h))``.
 
     Parameters
@@ -105,9 +92,7 @@ class ResidualMatrixSpace(OperatorSpace):
     """
 
     name = "residual-matrix"
-    site = "residual"
     whitens = True
-    trainable = True
 
     def __init__(self, V: torch.Tensor, U: torch.Tensor) -> None:
         super().__init__()
@@ -126,14 +111,6 @@ class ResidualMatrixSpace(OperatorSpace):
         return torch.bmm(outer.transpose(1, 2), inner).flatten(1)
 
     @classmethod
-    def probe(cls) -> OperatorSpace:
-        return cls(torch.zeros(1, 1), torch.zeros(1, 1))
-
-    @classmethod
-    def observe(cls, seen: Observation, moments: Moments, options: BasisOptions) -> None:
-        _observe_stream(seen, moments)
-
-    @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         # K-FAC: E[vec(g) vec(g)ᵀ] ≈ A ⊗ S for g_t = s_t x_tᵀ, with A = E[x xᵀ] of what is read and
         # S = E[s sᵀ] of what pulls. With V = A^{−1/2} and U = S^{−1/2} the gates' gradient Uᵀ g Vᵀ has F ≈ I
@@ -143,21 +120,5 @@ class ResidualMatrixSpace(OperatorSpace):
         return cls(V.T, leading_directions(pull, rank, options.damping))
 
     @classmethod
-    def initial(
-        cls,
-        uniform: Callable[[int, int], torch.Tensor],
-        *,
-        d_model: int,
-        vocab_size: int,
-        rank: int,
-        n_buckets: int,
-        seed: int,
-    ) -> Self:
-        return cls(uniform(rank, d_model), uniform(d_model, rank))
-
-    @classmethod
     def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
         return min(rank, model.d_model) ** 2
-
-    def scale(self, part: int, factor: float) -> None:
-        self.U.data.mul_(factor)

@@ -23,7 +23,6 @@ A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shift
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,12 +36,11 @@ from stride_cli.operators.logit_spaces import HeadMatrixSpace, LogitSpace, Token
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.residual_spaces import ResidualMatrixSpace, ResidualSpace
-from stride_cli.randomness import torch_seed
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-# by name; a new one goes to the end, for its place names the random stream of `initial_space`
+# by name; a new one goes to the end: its place names the random stream of the published recipe's bases
 SPACES: dict[str, type[OperatorSpace]] = {
     cls.name: cls
     for cls in (
@@ -102,27 +100,6 @@ def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
 def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSpace:
     """Rebuild a space from the arrays that `OperatorSpace.arrays` gave."""
     return SPACES[name](**{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
-
-
-def initial_space(
-    name: str, *, d_model: int, vocab_size: int, rank: int, n_buckets: int, seed: int
-) -> OperatorSpace:
-    """A space with random bases, the start of `--fit sgd` (uniform ±1/√fan-in, as torch.nn.Linear)."""
-    place = list(SPACES).index(name)
-    generator = torch.Generator().manual_seed(torch_seed(seed, "operator bases", place))
-
-    def uniform(rows: int, columns: int) -> torch.Tensor:
-        bound = 1 / math.sqrt(columns)
-        return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
-
-    return SPACES[name].initial(
-        uniform,
-        d_model=d_model,
-        vocab_size=vocab_size,
-        rank=min(rank, d_model),
-        n_buckets=n_buckets,
-        seed=seed,
-    )
 
 
 def affordable_buckets(

@@ -18,17 +18,19 @@ from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import save_atomically
-from stride_cli.operators.spaces import initial_space, space_classes
+from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 from stride_cli.research.paper.base_states import BaseStates, Entered
+from stride_cli.research.paper.initial_bases import TRAINABLE, initial_space
 from stride_cli.research.paper.losses import fidelity_loss, linearity_residual, stability_loss
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
+__all__ = ["TRAINABLE", "SgdSettings", "build_rows", "fit_sgd"]
 _LOGIT_BYTES = 256 << 20
 CURVES = ("loss", "fidelity", "stability", "linearity", "gain")
 

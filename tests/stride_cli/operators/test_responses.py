@@ -14,10 +14,10 @@ from stride_cli.operators import linear_response as linear
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import MOST_STEPS, choose_step, measure_exact, pearson
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.spaces import initial_space
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.randomness import stream
+from stride_cli.research.paper.initial_bases import initial_space
 
 K = 12
 

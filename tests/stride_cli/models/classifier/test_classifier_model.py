@@ -19,8 +19,8 @@ from stride_cli.operators.fisher import label_fisher
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
-from stride_cli.operators.spaces import initial_space
 from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.research.paper.initial_bases import initial_space
 from stride_cli.research.paper.sgd import SgdSettings, fit_sgd
 
 CLASSES = ["a", "b", "c"]
