@@ -8,7 +8,7 @@ set -euo pipefail
 data=$1
 run=$2
 alphas=${ALPHAS:-0.5 0.3}
-methods=${METHODS:-stride,direct,chance,featsim,graddot,trak,lastlayer,ekfac,logra}
+methods=${METHODS:-stride,direct,chance,featsim,graddot,trak,ekfac,logra}
 mkdir -p "$run"
 
 # shellcheck disable=SC2086 # options are words

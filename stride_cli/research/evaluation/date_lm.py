@@ -1,12 +1,10 @@
-"""Sets of DATE-LM (Jiao et al. 2025, arXiv:2507.09424): two splits of prompts with responses, and what causes
-what.
+"""Read sets of DATE-LM (Jiao et al. 2025, arXiv:2507.09424): two splits of prompts with responses.
 
-``train`` is what the model was fine-tuned on, ``ref`` the queries. The fields say which task a set is of, and
-that what the causes are:
+``train`` is what the model was fine-tuned on, ``ref`` the queries. Fields tell which task a set is of:
 
-- Counterfact: the training rows that share a query's ``counterfactual_entity`` and ``true_entity``;
-- ftrace: those whose ``facts`` have the query's first fact;
-- Toxicity/Bias-Filtering: those whose ``type`` is Unsafe, the same for all queries.
+- Counterfact: causes share a query's ``counterfactual_entity`` and ``true_entity``;
+- ftrace: causes have the query's first fact among their ``facts``;
+- Toxicity/Bias-Filtering: causes have the ``type`` Unsafe, the same for all queries.
 
 Documents and queries are called by their rows, from 0.
 """
@@ -17,7 +15,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from typing import Any
 from index_format.durable import make_directory, replace_file
 from stride_cli.characters import shortened
 from stride_cli.corpus.readers import read_records
-from stride_cli.errors import CorpusError, StrideError, UsageError, first_line, require_extra
+from stride_cli.errors import CorpusError, UsageError, first_line, require_extra
 
 TASKS = ("counterfact", "ftrace", "toxicity")
 _ENTITIES = ("counterfactual_entity", "true_entity")
@@ -41,7 +38,7 @@ _FIX = (
 
 @dataclass(frozen=True)
 class DateLm:
-    """What has been read, as `stride evaluate causes` takes it.
+    """A set, as `stride evaluate causes` takes it.
 
     Attributes
     ----------
@@ -60,7 +57,7 @@ class DateLm:
 
     @property
     def one_list(self) -> bool:
-        """Whether its scores are one list over the training rows, the mean over all queries."""
+        """Tell whether its scores are one list over the training rows, the mean over all queries."""
         return self.task == "toxicity"
 
 
@@ -77,8 +74,7 @@ def convert(folder: str | Path, out: Path) -> DateLm:
     MissingExtraError      Parquet or Arrow files without pyarrow
     """
     folder = Path(folder)
-    train = list(_read(folder, "train"))
-    ref = list(_read(folder, "ref"))
+    train, ref = list(_read(folder, "train")), list(_read(folder, "ref"))
     task = _task(train[0], ref[0])
     causes = _CAUSES[task](train)
     documents = [{"id": str(row), **_texts(record, where)} for row, (where, record) in enumerate(train)]
@@ -92,23 +88,19 @@ def convert(folder: str | Path, out: Path) -> DateLm:
                 fix="give the whole train split",
             )
         if found:
-            texts = _texts(record, where)
-            queries.append({"id": str(row), **texts, "causes": [str(cause) for cause in found]})
+            queries.append({"id": str(row), **_texts(record, where), "causes": [str(each) for each in found]})
     if not queries:
         raise CorpusError(
             f"{folder}: no row of ref has a cause in train ({_RULES[task]})",
             fix="give both splits of the same subset",
         )
     make_directory(out)
-    _write(out / "train.jsonl", documents)
-    _write(out / "queries.jsonl", queries)
+    for name, rows in (("train", documents), ("queries", queries)):
+        path = out / f"{name}.jsonl"
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        if not path.is_file() or path.read_bytes() != data:
+            replace_file(path, data)
     return DateLm(task, out / "train.jsonl", out / "queries.jsonl", len(train), len(ref), len(queries))
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    if not path.is_file() or path.read_bytes() != data:
-        replace_file(path, data)
 
 
 def _texts(record: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -129,7 +121,7 @@ def _text(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _task(train: tuple[str, Mapping[str, Any]], ref: tuple[str, Mapping[str, Any]]) -> str:
-    """The task that the first rows of both splits are of."""
+    """Tell the task of both splits by their first rows."""
     both = train[1].keys() & ref[1].keys()
     if both >= set(_ENTITIES):
         return "counterfact"
@@ -144,10 +136,11 @@ def _task(train: tuple[str, Mapping[str, Any]], ref: tuple[str, Mapping[str, Any
     )
 
 
+_Rows = list[tuple[str, Mapping[str, Any]]]
 _Causes = Callable[[str, Mapping[str, Any]], list[int]]
 
 
-def _by_entities(train: list[tuple[str, Mapping[str, Any]]]) -> _Causes:
+def _by_entities(train: _Rows) -> _Causes:
     def pair(where: str, record: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(_text(record, name, where) for name in _ENTITIES)
 
@@ -157,7 +150,7 @@ def _by_entities(train: list[tuple[str, Mapping[str, Any]]]) -> _Causes:
     return lambda where, record: rows.get(pair(where, record), [])
 
 
-def _by_facts(train: list[tuple[str, Mapping[str, Any]]]) -> _Causes:
+def _by_facts(train: _Rows) -> _Causes:
     def facts(where: str, record: Mapping[str, Any]) -> list[str]:
         given = record.get("facts")
         if not isinstance(given, list) or not all(isinstance(fact, str) for fact in given):
@@ -171,15 +164,10 @@ def _by_facts(train: list[tuple[str, Mapping[str, Any]]]) -> _Causes:
     for row, (where, record) in enumerate(train):
         for fact in dict.fromkeys(facts(where, record)):
             rows[fact].append(row)
-
-    def causes(where: str, record: Mapping[str, Any]) -> list[int]:
-        given = facts(where, record)
-        return rows.get(given[0], []) if given else []
-
-    return causes
+    return lambda where, record: [row for fact in facts(where, record)[:1] for row in rows.get(fact, [])]
 
 
-def _by_type(train: list[tuple[str, Mapping[str, Any]]]) -> _Causes:
+def _by_type(train: _Rows) -> _Causes:
     unsafe = [row for row, (where, record) in enumerate(train) if _text(record, "type", where) == _UNSAFE]
     return lambda where, record: unsafe
 
@@ -196,7 +184,7 @@ _RULES = {
 
 
 def _read(folder: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a split, in order, each with its file and row for people."""
+    """Yield the rows of a split, each with its file and row for people."""
     files = _files(folder, split)
     some = False
     for file in files:
@@ -208,7 +196,7 @@ def _read(folder: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The files of a split, by name: in its own directory, or called after it."""
+    """Find the files of a split, by name: in its own directory, or called after it."""
     if not folder.is_dir():
         raise UsageError(f"there is no directory '{folder}'", fix=_FIX)
     for place in (folder / split, folder, folder / "data"):
@@ -273,45 +261,30 @@ def _json(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, record
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with _pyarrow(file, "Parquet"):
+def _table(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Read Parquet, or the stream of Arrow that `datasets` saves; damage is a CorpusError."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
         import pyarrow.parquet
-
-        row = 0
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(_BATCH):
+    except ImportError:
+        raise require_extra("pyarrow", "parquet") from None
+    kind = _kind(file).capitalize()
+    row = 0
+    try:
+        if kind == "Parquet":
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(_BATCH)
+        else:
+            stream = pyarrow.ipc.open_stream(str(file))
+            batches = (each.slice(at, _BATCH) for each in stream for at in range(0, each.num_rows, _BATCH))
+        for batch in batches:
             for record in batch.to_pylist():
                 yield f"{file}: row {row}", record
                 row += 1
-
-
-def _arrow(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with _pyarrow(file, "Arrow"):
-        import pyarrow.ipc
-
-        row = 0
-        with pyarrow.ipc.open_stream(str(file)) as batches:
-            for batch in batches:
-                for start in range(0, batch.num_rows, _BATCH):
-                    for record in batch.slice(start, _BATCH).to_pylist():
-                        yield f"{file}: row {row}", record
-                        row += 1
-
-
-@contextmanager
-def _pyarrow(file: Path, kind: str) -> Iterator[None]:
-    """What pyarrow raises of a damaged file, as a CorpusError."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise require_extra("pyarrow", "parquet") from None
-    try:
-        yield
-    except StrideError:
-        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise CorpusError(
             f"{file}: expected a readable {kind} file, found: {first_line(error)}", fix="copy the file again"
         ) from None
 
 
-_READERS = {"jsonl": _jsonl, "json": _json, "parquet": _parquet, "arrow": _arrow}
+_READERS = {"jsonl": _jsonl, "json": _json, "parquet": _table, "arrow": _table}

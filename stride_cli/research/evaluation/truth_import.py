@@ -1,8 +1,8 @@
-"""Truths that others have measured: losses of models retrained on subsets, in the format of ``stride-lds``.
+"""Import truths that others have measured: losses of models retrained on subsets, as ``stride-lds`` has them.
 
 JSON Lines, a retrained model a line: ``{"train_subset": [rows of the run's own training set],
 "train_subset_global": [the same documents, as rows of the whole corpus], "test_loss": [a loss a query]}``. A
-line with ``_meta`` is a header and says nothing that is needed. Rows count documents from 0.
+line with ``_meta`` is a header. Rows count documents from 0.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.research.training.truth import Truth
 
-_LINE = '{"train_subset": [0, 3, …], "train_subset_global": [12, 90, …], "test_loss": [2.31, …]}'
+_LINE = (
+    'one object a line: {"train_subset": [0, 3, …], "train_subset_global": [12, 90, …], '
+    '"test_loss": [2.31, …]}'
+)
 _FIELDS = {"corpus": "train_subset_global", "pool": "train_subset"}
 _OTHERS = {"corpus": "pool", "pool": "corpus"}
 _MEANING = {
     "corpus": "the index is of the run's own training set, not of the whole corpus",
     "pool": "the index is of the whole corpus, not of the run's own training set",
 }
-
 _LARGEST = 1e300  # JSON has whole numbers of any length
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSubsets:
-    """What a file says.
+    """Subsets and losses of a file.
 
     Attributes
     ----------
-    documents : list of (m_r,) int64   documents of subset r, by number, in ascending order
-    losses : (R, S, Q) float64         of the models trained on it; S models a subset
+    documents : list of (m_r,) int64   documents of subset r, by number, ascending
+    losses : (R, S, Q) float64         of the S models trained on it
     share : float                      mean size of a subset, as a share of all documents that any has
     """
 
@@ -55,7 +57,7 @@ class MeasuredSubsets:
 
 
 def read_subsets(path: str | Path, n_documents: int, *, rows: str = "corpus") -> MeasuredSubsets:
-    """Subsets and losses of a file.
+    """Read the subsets and losses of a file.
 
     Parameters
     ----------
@@ -74,36 +76,30 @@ def read_subsets(path: str | Path, n_documents: int, *, rows: str = "corpus") ->
         raise UsageError(f"there is no file '{path}'", fix="give the path of a file of retrained losses")
     lines = _Lines(n_documents, rows)
     for number, record in read_records(str(path)):
-        where = f"{path}:{number}"
-        if "_meta" in record and "test_loss" not in record:
-            continue
-        lines.add(record, where)
+        if "_meta" not in record or "test_loss" in record:
+            lines.add(record, f"{path}:{number}")
     if not lines.losses:
-        raise CorpusError(f"{path}: there is no retrained model in it", fix=f"one object a line: {_LINE}")
-    pool = len(np.unique(np.concatenate([np.frombuffer(key, np.int64) for key in lines.losses])))
-    sizes = [len(key) // 8 for key in lines.losses]
-    if min(sizes) == pool:
+        raise CorpusError(f"{path}: there is no retrained model in it", fix=_LINE)
+    subsets = [np.frombuffer(key, np.int64) for key in lines.losses]
+    pool = len(np.unique(np.concatenate(subsets)))
+    if min(map(len, subsets)) == pool:
         raise CorpusError(
             f"{path}: every subset has all {pool:,} documents: there is nothing to tell apart",
             fix="give losses of models trained on different subsets",
         )
-    counts = {len(found) for found in lines.losses.values()}
-    if len(counts) > 1:
-        few = min(lines.losses.items(), key=lambda item: len(item[1]))
+    few, most = (by(lines.losses.items(), key=lambda item: len(item[1])) for by in (min, max))
+    if len(few[1]) < len(most[1]):
         raise CorpusError(
             f"{lines.first[few[0]]}: its subset has {len(few[1])} retrained models, another has "
-            f"{max(counts)}",
+            f"{len(most[1])}",
             fix="leave the surplus lines out: every subset needs as many models",
         )
-    return MeasuredSubsets(
-        [np.frombuffer(key, np.int64) for key in lines.losses],
-        np.array(list(lines.losses.values()), np.float64),
-        float(np.mean(sizes)) / pool,
-    )
+    losses = np.array(list(lines.losses.values()), np.float64)
+    return MeasuredSubsets(subsets, losses, float(np.mean([len(each) for each in subsets])) / pool)
 
 
 class _Lines:
-    """The lines of a file as they are read: losses of every subset, by its documents' numbers."""
+    """Losses of every subset, by its documents' numbers, as the lines of a file are read."""
 
     def __init__(self, n_documents: int, rows: str) -> None:
         self.n_documents, self.rows = n_documents, rows
@@ -113,58 +109,57 @@ class _Lines:
         self._queries: tuple[int, str] | None = None
 
     def add(self, record: Mapping[str, Any], where: str) -> None:
-        """One line; CorpusError with `where`."""
+        """Take in one line; CorpusError with `where`."""
         losses = _losses(record, where)
-        if self._queries is None:
-            self._queries = (len(losses), where)
-        elif self._queries[0] != len(losses):
+        count, before = self._queries = self._queries or (len(losses), where)
+        if count != len(losses):
             raise CorpusError(
-                f"{where}: 'test_loss' has {len(losses):,} losses, that of {self._queries[1]} "
-                f"{self._queries[0]:,}",
+                f"{where}: 'test_loss' has {len(losses):,} losses, that of {before} {count:,}",
                 fix="every line needs a loss of the same queries, in the same order",
             )
         both = {name: _rows(record, name, where) for name in _FIELDS.values() if name in record}
+        other = _OTHERS[self.rows]
         chosen = both.get(_FIELDS[self.rows])
         if chosen is None:
-            other = _OTHERS[self.rows]
+            more = f"; or read the other rows with --rows {other}" if _FIELDS[other] in both else ""
             raise CorpusError(
-                f"{where}: '{_FIELDS[self.rows]}' is missing (expected rows of documents)",
-                fix=f"one object a line: {_LINE}"
-                + (f"; or read the other rows with --rows {other}" if _FIELDS[other] in both else ""),
+                f"{where}: '{_FIELDS[self.rows]}' is missing (expected rows of documents)", fix=_LINE + more
             )
-        self._check_range(chosen, both, where)
+        if chosen.max() >= self.n_documents:
+            theirs = both.get(_FIELDS[other])
+            fits = theirs is not None and theirs.max() < self.n_documents
+            raise self._out_of_range(
+                where,
+                _FIELDS[self.rows],
+                chosen,
+                fix=f"if {_MEANING[self.rows]}: --rows {other}"
+                if fits
+                else "give the index of the corpus that these models were trained on, with every document "
+                "of it",
+            )
         if len(both) == 2:
             self._check_places(both["train_subset"], both["train_subset_global"], where)
         key = np.sort(chosen).tobytes()
         self.losses.setdefault(key, []).append(losses)
         self.first.setdefault(key, where)
 
-    def _check_range(self, chosen: np.ndarray, both: Mapping[str, np.ndarray], where: str) -> None:
-        if chosen.max() < self.n_documents:
-            return
-        other = both.get(_FIELDS[_OTHERS[self.rows]])
-        fits = other is not None and other.max() < self.n_documents
-        raise CorpusError(
-            f"{where}: '{_FIELDS[self.rows]}' has row {chosen.max():,}, and the index has "
-            f"{self.n_documents:,} documents (rows count from 0)",
-            fix=f"if {_MEANING[self.rows]}: --rows {_OTHERS[self.rows]}"
-            if fits
-            else "give the index of the corpus that these models were trained on, with every document of it",
+    def _out_of_range(self, where: str, field: str, rows: np.ndarray, fix: str) -> CorpusError:
+        return CorpusError(
+            f"{where}: '{field}' has row {rows.max():,}, and the index has {self.n_documents:,} documents "
+            "(rows count from 0)",
+            fix=fix,
         )
 
     def _check_places(self, local: np.ndarray, whole: np.ndarray, where: str) -> None:
-        """The two kinds of rows name the same documents, as in all lines before."""
+        """Check that both kinds of rows name the same documents, as in all lines before."""
         if len(local) != len(whole):
             raise CorpusError(
                 f"{where}: 'train_subset' has {len(local):,} rows, 'train_subset_global' {len(whole):,}",
                 fix="both name the same documents, in the same order",
             )
         if local.max() >= self.n_documents:
-            raise CorpusError(
-                f"{where}: 'train_subset' has row {local.max():,}, and the index, which is of the whole "
-                f"corpus, has {self.n_documents:,} documents (rows count from 0)",
-                fix="give the index of the corpus that these models were trained on",
-            )
+            fix = "give the index of the corpus that these models were trained on"
+            raise self._out_of_range(where, "train_subset", local, fix)
         before = self._places[local]
         wrong = np.flatnonzero((before >= 0) & (before != whole))
         if len(wrong):
@@ -178,19 +173,16 @@ class _Lines:
 
 
 def _rows(record: Mapping[str, Any], name: str, where: str) -> np.ndarray:
-    """Row numbers of one field, (m,) int64; CorpusError where they are none."""
+    """Read the row numbers of one field, (m,) int64."""
     given = record[name]
     if not isinstance(given, list) or not given:
         found = "an empty list" if given == [] else shortened(repr(given), 40)
-        raise CorpusError(
-            f"{where}: '{name}' is {found} (expected a list of row numbers)",
-            fix=f"one object a line: {_LINE}",
-        )
+        raise CorpusError(f"{where}: '{name}' is {found} (expected a list of row numbers)", fix=_LINE)
     for value in given:
         if type(value) is not int or not 0 <= value < 1 << 62:
             raise CorpusError(
                 f"{where}: '{name}' has {shortened(repr(value), 40)} (expected whole numbers from 0)",
-                fix=f"one object a line: {_LINE}",
+                fix=_LINE,
             )
     rows = np.array(given, np.int64)
     values, counts = np.unique(rows, return_counts=True)
@@ -202,13 +194,12 @@ def _rows(record: Mapping[str, Any], name: str, where: str) -> np.ndarray:
 
 
 def _losses(record: Mapping[str, Any], where: str) -> np.ndarray:
-    """The losses of one line, (Q,) float64; CorpusError where one is none, or not finite."""
+    """Read the losses of one line, (Q,) float64."""
     given = record.get("test_loss")
     if not isinstance(given, list) or not given:
         found = "is missing" if "test_loss" not in record else f"is {shortened(repr(given), 40)}"
         raise CorpusError(
-            f"{where}: 'test_loss' {found} (expected a list of losses, one of every query)",
-            fix=f"one object a line: {_LINE}",
+            f"{where}: 'test_loss' {found} (expected a list of losses, one of every query)", fix=_LINE
         )
     for position, value in enumerate(given):
         if type(value) not in (int, float) or not abs(value) < _LARGEST:
@@ -229,7 +220,7 @@ def import_truth(
     overwrite: bool = False,
     chat: bool | None = None,
 ) -> tuple[Workspace, QuerySet, Truth]:
-    """Make a file of retrained losses the truth of an index, which all of `stride evaluate` then reads.
+    """Make a file of retrained losses the truth of an index.
 
     Parameters
     ----------
@@ -293,7 +284,7 @@ def import_truth(
 
 
 def _has_ids(path: str | Path) -> bool:
-    """Whether the first query of a file of JSON Lines has an id."""
+    """Tell whether the first query of a file of JSON Lines has an id."""
     names: Sequence[str] = Path(path).suffixes
     if not Path(path).is_file() or ".parquet" in names:
         return True

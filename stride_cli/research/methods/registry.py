@@ -62,7 +62,6 @@ trak        model  gradients.trak.TRAK            random projections and a linea
 less        model  gradients.less.LESS            Adam's updates of a LoRA adapter after a warm-up (language)
 source      model  gradients.source.Source        training unrolled in segments (classifiers trained by SGD)
 unrolled    model  gradients.unrolled.Unrolled    fine-tuning unrolled backwards (language, by AdamW)
-lastlayer   model  gradients.last_layer.LastLayerInfluence  exact influence of the output layer
 datamodels  truth  datamodels.Datamodels          sparse regression on models retrained on subsets
 dsdm        truth  datamodels.DsDm                ridge regression on models retrained on subsets
 """

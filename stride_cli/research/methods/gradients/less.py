@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
-from stride_cli.research.methods.gradients.capture import Capture, Factors
+from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import corpus_features, products, query_features
 from stride_cli.research.methods.gradients.passes import (
     Passes,
@@ -24,14 +23,14 @@ from stride_cli.research.methods.gradients.passes import (
 )
 from stride_cli.research.methods.gradients.projection import Projector, random_projector
 from stride_cli.research.methods.gradients.warmup import AdamUpdates, Moments, Warmup, warm_up
+from stride_cli.research.methods.vectors import unit
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-FORMS = ("lora", "sgd", "adam")
+FORMS = ("lora", "sgd")
 PROJECTIONS = ("auto", "dense", "kronecker")
-_BETAS = (0.9, 0.999)
 
 
 class LESS:
@@ -42,19 +41,17 @@ class LESS:
     moments. Gradients are those of its matrices, Γ is the update that Adam would make for the chunk, and η is
     the epoch's mean learning rate.
 
-    The other forms take the weights of the task's model, or of ``checkpoints``. With ``sgd`` Γ is the
-    gradient; with ``adam`` an update whose moments are the mean and mean square of the corpus's own gradients
-    there, as optimizer states are not kept with models.
+    With ``form=sgd`` Γ is the gradient, at the weights of the workspace's model or of ``checkpoints``.
 
     Parameters
     ----------
     dim : int                numbers a gradient is projected to (app:baseline_details: 8,192)
-    form : "lora" | "sgd" | "adam", optional    default "lora" for language, "sgd" for classifiers
+    form : "lora" | "sgd", optional    default "lora" for language, "sgd" for classifiers
     share : float            lora: of the chunks, for the warm-up
     epochs : int             lora: of the warm-up, each with a checkpoint
     rank : int               lora: of the matrices (α = 4 rank)
     lr : float, optional     lora: peak rate; default: that of `stride model finetune --lora`
-    checkpoints, rates : str, optional      sgd, adam: as for `find_checkpoints`; default: the task's model
+    checkpoints, rates : str, optional      sgd: as for `find_checkpoints`; default: the workspace's model
     projection : str         "dense", "kronecker" or "auto"; see `random_projector`
     layers : str, optional   as for `Capture`; default: lora "attention"; else "body" for language, "all" for
                              classifiers
@@ -95,9 +92,7 @@ class LESS:
         self.dim, self.layers, self.batch_tokens = dim, layers, batch_tokens
         self.bytes_per_chunk = 0.0
         self._warm: Warmup | None = None
-        self._opened: tuple[Passes, Projector, Moments | None] | None = (
-            None  # kept where there is one model only
-        )
+        self._opened: tuple[Passes, Projector, Moments | None] | None = None  # kept where there is one model
 
     def fit(self, workspace: Workspace) -> None:
         self._task, self._opened, self._warm = workspace, None, None
@@ -112,12 +107,10 @@ class LESS:
         for number in range(len(self._rates)):
             passes, projector, moments = self._open(number)
             title = f"LESS: gradients {number + 1}/{len(self._rates)}"
-            if form == "adam":
-                moments = corpus_moments(passes, workspace)
-            if moments is not None:
-                projector = self._updates(projector, moments)
+            if self._warm is not None and moments is not None:
+                projector = self._warm.projector(AdamUpdates(projector, moments))
             features, _ = corpus_features(passes, workspace, projector, title)
-            self._features.append(_unit(features))
+            self._features.append(unit(features))
         self.bytes_per_chunk = float(sum(f.shape[1] * f.itemsize for f in self._features))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -126,7 +119,7 @@ class LESS:
             passes, projector, _ = self._open(number)
             if self._warm is not None:
                 projector = self._warm.projector(projector)
-            units.append([_unit(block) for block in query_features(passes, queries, projector)])
+            units.append([unit(block) for block in query_features(passes, queries, projector)])
         for blocks in zip(*units, strict=True):
             total = np.zeros((len(blocks[0]), self._task.n_chunks), np.float32)
             for block, features, rate in zip(blocks, self._features, self._rates, strict=True):
@@ -137,24 +130,19 @@ class LESS:
         if classifier:
             raise UsageError(
                 f"{self.name}: form=lora is of language models, and the index is of a classifier",
-                fix="leave form out, or write form=sgd or form=adam",
+                fix="leave form out, or write form=sgd",
             )
         if self._given:
             raise UsageError(
                 f"{self.name}: checkpoints are given, and form=lora makes its own",
-                fix="leave checkpoints out, or write form=sgd or form=adam",
+                fix="leave checkpoints out, or write form=sgd",
             )
         return warm_up(
             workspace, share=self.share, epochs=self.epochs, rank=self.rank, lr=self.lr, layers=self.layers
         )
 
-    def _updates(self, projector: Projector, moments: Moments) -> Projector:
-        updates: Projector = AdamUpdates(projector, moments)
-        return updates if self._warm is None else self._warm.projector(updates)
-
     def _open(self, number: int) -> tuple[Passes, Projector, Moments | None]:
-        """One of the checkpoints: its passes, the projection of its gradients and, of a warm-up's, the
-        moments that Adam had there."""
+        """Open a checkpoint: passes, the projection of its gradients and, of a warm-up's, Adam's moments."""
         if self._opened is not None:
             return self._opened
         workspace, moments = self._task, None
@@ -175,25 +163,3 @@ class LESS:
         if len(self._rates) == 1:
             self._opened = opened
         return opened
-
-
-def corpus_moments(passes: Passes, workspace: Workspace) -> Moments:
-    """Mean and mean square of the chunks' gradients, as if Adam had seen each very often."""
-    shapes = [(layer.n_out, layer.n_in) for layer in passes.capture.layers]
-    means = [torch.zeros(shape, device=workspace.model.device) for shape in shapes]
-    squares = [torch.zeros_like(mean) for mean in means]
-
-    def visit(found: Factors) -> None:
-        for block in found.blocks():
-            gradients = block.gradients()
-            means[found.layer] += gradients.sum(dim=0) / workspace.n_chunks
-            squares[found.layer] += gradients.square_().sum(dim=0) / workspace.n_chunks
-
-    for _ in passes.corpus(workspace.chunks, visit, "LESS: moments"):
-        pass
-    return Moments(means, squares, _BETAS)
-
-
-def _unit(features: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.where(norms > 0, norms, 1.0)

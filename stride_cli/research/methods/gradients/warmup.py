@@ -34,13 +34,13 @@ class Moments:
     ----------
     first, second : list of (n_out, n_in) float32     running means of gradients and of their squares
     betas : (β₁, β₂)
-    steps : int, optional      steps that made them; None: so many that their bias is gone
+    steps : int                steps that made them
     """
 
     first: Sequence[Tensor]
     second: Sequence[Tensor]
     betas: tuple[float, float]
-    steps: int | None = None
+    steps: int
 
 
 class AdamUpdates:
@@ -60,9 +60,8 @@ class AdamUpdates:
         (beta1, beta2), steps = moments.betas, moments.steps
         first = beta1 * moments.first[layer] + (1 - beta1) * matrices
         second = beta2 * moments.second[layer] + (1 - beta2) * matrices.square()
-        if steps is not None:
-            first /= 1 - beta1 ** (steps + 1)
-            second /= 1 - beta2 ** (steps + 1)
+        first /= 1 - beta1 ** (steps + 1)
+        second /= 1 - beta2 ** (steps + 1)
         self.inner.add_matrices(layer, rows, first / (second.sqrt() + self._epsilon), target)
 
 

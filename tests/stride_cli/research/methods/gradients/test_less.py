@@ -30,15 +30,6 @@ def test_large_dim_is_the_cosine_of_gradients(softmax, agreement):
         np.testing.assert_allclose(found, _cosine(held, train), atol=0.05)
 
 
-def test_adam_updates_by_hand(softmax):
-    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
-    mean, square = train.mean(axis=0), np.square(train).mean(axis=0)
-    updates = (0.9 * mean + 0.1 * train) / (np.sqrt(0.999 * square + 0.001 * np.square(train)) + 1e-8)
-    for projection in ("dense", "kronecker"):
-        found = _scores(LESS(dim=20_000, form="adam", projection=projection), softmax.task, softmax.queries)
-        np.testing.assert_allclose(found, _cosine(held, updates), atol=0.05)
-
-
 def test_language_model_against_autograd(nanochat_task, queries, autograd):
     parameters = nanochat_task.model.model.named_parameters()
     names = [name for name, parameter in parameters if "layers" in name and parameter.ndim == 2]
