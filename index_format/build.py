@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from index_format import durable
-from index_format.confined import open_inside, refuse_strange_files
+from index_format.confined import refuse_strange_files
 from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexIncomplete, IndexVersionError
 from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec, partial_path
@@ -286,31 +286,18 @@ class Build:
                 for name, sealed in entry["sealed"].items():
                     digests.setdefault(name, {}).update((int(file), sha) for file, sha in sealed.items())
         self.state = last["state"]
-        # 2. the files that these arrays need
-        sizes: dict[Path, int] = {}
+        # 2. the arrays at these lengths
+        kept: set[Path] = set()
         for name, (dtype, tail, length) in last["arrays"].items():
             array = self._writer(name, dtype, tuple(tail), length=length, digests=digests.get(name))
             self._arrays[name] = array
-            for path, size in array.file_bytes():
-                actual = path.stat().st_size if path.is_file() else -1
-                if actual < size:  # at the first: a journal may name any number of files
-                    raise IndexDamaged(
-                        f"the unfinished build lost data: {path} should have {size:,} bytes, "
-                        + (f"has {actual:,}" if actual >= 0 else "is missing"),
-                        fix=f"discard it with --overwrite, or delete {self._partial}",
-                    )
-                sizes[path] = size
+            array.take_up(last["open"].get(name))
+            kept.update(path for path, _ in array.file_bytes())
         # 3. whatever was written after the commit goes
         for directory, _, names in os.walk(self._data):
             for path in (Path(directory, name) for name in names):
-                if path not in sizes:
+                if path not in kept:
                     path.unlink()
-                elif path.stat().st_size > sizes[path]:
-                    opened = open_inside(self._data, path.relative_to(self._data).as_posix(), os.O_RDWR)
-                    os.ftruncate(opened, sizes[path])
-                    os.close(opened)
-        for name, digest in last["open"].items():
-            self._arrays[name].take_up(digest)
 
     # ---- arrays and commits ----
 
@@ -457,42 +444,45 @@ def _manifest_digest(path: Path) -> str | None:
 
 
 def _plausible(entries: list[dict[str, Any]], prefix: str) -> bool:
-    """Whether a build of these arrays could have written a journal: it may come from anybody, and names in it
-    become paths."""
+    """Check that a build of these arrays could have written a journal.
+
+    It may come from anybody, and names in it become paths.
+    """
     try:
         for number, entry in enumerate(entries):
             kind = entry["kind"]
-            if (kind == "header") != (number == 0) or kind not in ("header", "commit", "publish"):
+            if (kind == "header") != (number == 0):
                 return False
-            if kind == "header" and entry["format_version"] != FORMAT_VERSION:
-                return True  # another release's: refused as that
             if kind == "header":
+                if entry["format_version"] != FORMAT_VERSION:
+                    return True  # another release's: refused as that
                 keys = isinstance(entry["build_key"], str) and isinstance(entry["extends"], str | None)
                 if not keys or type(entry["shard_bytes"]) is not int or entry["shard_bytes"] <= 0:
                     return False
             elif kind == "commit":
-                _check_commit(entry, prefix)
-            elif not isinstance(entry["digest"], str):
+                if not _plausible_commit(entry, prefix):
+                    return False
+            elif kind != "publish" or not isinstance(entry["digest"], str):
                 return False
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
     return True
 
 
-def _check_commit(entry: Mapping[str, Any], prefix: str) -> None:
-    """Raise ValueError, or what wrong types raise, where no build has written this."""
+def _plausible_commit(entry: Mapping[str, Any], prefix: str) -> bool:
+    """Check one commit; entries of wrong types raise what taking them apart raises."""
     for name, (dtype, tail, length) in entry["arrays"].items():
-        known = name.startswith(prefix) and dtype in find_spec(name).dtypes
-        if not known or not isinstance(tail, list) or len(tail) >= MOST_AXES:
-            raise ValueError("no array of the layout")
+        if not name.startswith(prefix) or dtype not in find_spec(name).dtypes:
+            return False
+        if not isinstance(tail, list) or len(tail) >= MOST_AXES or 0 in tail:
+            return False
         if any(type(size) is not int or not 0 <= size < MOST_VALUES for size in (*tail, length)):
-            raise ValueError("no array of the layout")
-        if 0 in tail:
-            raise ValueError("rows of nothing")
-    if not set(entry.get("open", {})) <= set(entry["arrays"]):
-        raise ValueError("digests of no array")
-    for name, digests in entry["sealed"].items():
-        if name not in entry["arrays"] or not all(file.isdecimal() for file in digests):
-            raise ValueError("files of no array")
-    if not isinstance(entry["state"], dict | None):
-        raise ValueError("no state")
+            return False
+    names = set(entry["arrays"])
+    files = [file for digests in entry["sealed"].values() for file in digests]
+    return (
+        set(entry.get("open", {})) <= names
+        and set(entry["sealed"]) <= names
+        and all(file.isdecimal() for file in files)
+        and isinstance(entry["state"], dict | None)
+    )

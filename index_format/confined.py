@@ -21,9 +21,9 @@ _REMEDY = (
 
 
 def own_directory(path: Path) -> bool:
-    """Make a directory of this user's alone, parents too; whether it is one now that can be written.
+    """Make a directory, parents too; return True where it is this user's alone and can be written.
 
-    What is loaded from it is trusted: nobody else may have put it there.
+    Files loaded from it are trusted: nobody else may have put them there.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def own_directory(path: Path) -> bool:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name, with slashes, stays below the directory that it is joined to."""
+    """Check that a name, with slashes, stays below the directory that it is joined to."""
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 

@@ -61,7 +61,7 @@ def locate(given: Given) -> Location:
 
 
 def is_elsewhere(where: Location) -> bool:
-    """Whether the index has to be fetched, or unpacked, before it is read; it cannot be written then."""
+    """Check for a URL or a zip file: the index is fetched before it is read, and cannot be written."""
     return isinstance(where, RemotePath) or (where.suffix == ".zip" and where.is_file())
 
 

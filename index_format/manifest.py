@@ -111,14 +111,13 @@ def read_document(root: Path, name: str) -> bytes | None:
         return None
 
 
-def read_group(root: Path, prefix: str, *, check: bool) -> Group:
-    """Read a manifest and every zarr.json that it names.
+def read_group(root: Path, prefix: str) -> Group:
+    """Read a manifest and every zarr.json that it names; compare the lengths of all files.
 
     Parameters
     ----------
     root : Path      of the index
     prefix : str     "" for the root's manifest, "group/" for a stage's
-    check : bool     compare the lengths of all files, and the digests of zarr.json files
 
     Raises
     ------
@@ -127,9 +126,8 @@ def read_group(root: Path, prefix: str, *, check: bool) -> Group:
     path = root / prefix / MANIFEST
     named, digest = parse_manifest(read_document(root, prefix + MANIFEST), path)
     files = {prefix + name: recorded for name, recorded in named.items()}
-    if check:
-        for name, (length, _) in files.items():
-            _check_length(root, name, length)
+    for name, (length, _) in files.items():
+        _check_length(root, name, length)
     arrays: dict[str, ArrayMetadata] = {}
     attributes: dict[str, Any] = {}
     for name, (_, sha256) in files.items():
@@ -140,7 +138,7 @@ def read_group(root: Path, prefix: str, *, check: bool) -> Group:
         if document is None:
             raise IndexDamaged(f"{root / name} is missing", fix=RESTORE)
         try:
-            if check and hashlib.sha256(document).hexdigest() != sha256:
+            if hashlib.sha256(document).hexdigest() != sha256:
                 raise ValueError("other content than the manifest records")
             array = parse_array(document)
             if array is not None:

@@ -75,7 +75,7 @@ class Index:
         self.n_tokens = group.arrays["corpus/tokens"].shape[0]
 
     @classmethod
-    def open(cls, path: Given, *, check: bool = True, progress: Progress | None = None) -> Index:
+    def open(cls, path: Given, *, progress: Progress | None = None) -> Index:
         """Open the index at `path`: a directory; or a zip file or a URL, which is fetched to the cache first.
 
         Compared: the format version; the manifest with its own digest; the length of every file and the
@@ -87,7 +87,6 @@ class Index:
         Parameters
         ----------
         path : path or URL (``https://…``, ``s3://…``, whatever fsspec reads)
-        check : bool      False leaves out the files' lengths and the digests of zarr.json
         progress : callable      called with (bytes here, bytes in all) as an index elsewhere is fetched
 
         Raises
@@ -100,7 +99,7 @@ class Index:
         if isinstance(where, Path):
             where = Path(os.path.abspath(where))  # noqa: PTH100 (resolve() would follow links)
         attributes = _read_attributes(root)
-        group = read_group(root, "", check=check)
+        group = read_group(root, "")
         wrong = check_attributes(attributes)
         if not wrong:
             shapes = {name: array.shape for name, array in group.arrays.items()}
@@ -136,7 +135,7 @@ class Index:
     # ---- groups and arrays ----
 
     def has(self, name: str) -> bool:
-        """Whether there is such a group ("operators") or array ("operators/gates", "corpus/text_bytes")."""
+        """Check for a group ("operators") or an array ("operators/gates", "corpus/text_bytes")."""
         group, _, leaf = name.partition("/")
         if group in STAGE_GROUPS:
             if not (self._directory / group).is_dir():
@@ -291,7 +290,7 @@ class Index:
             if not (self._directory / group).is_dir():
                 raise StageMissing(f"index {self.path} has no {group} yet", fix=self._stage_fix(group))
             try:
-                self._stages[group] = read_group(self._directory, f"{group}/", check=True)
+                self._stages[group] = read_group(self._directory, f"{group}/")
             except IndexDamaged as error:
                 if self.path != self._directory:
                     raise

@@ -100,7 +100,7 @@ def _cache_directory(manifests: dict[str, bytes]) -> Path:
 
 
 def _is_here(home: Path, name: str, length: int, sha256: str) -> bool:
-    """Whether a file was fetched before, and is what its manifest records."""
+    """Check that a file was fetched before, and is what its manifest records."""
     try:
         with (home / name).open("rb") as file:
             status = os.fstat(file.fileno())

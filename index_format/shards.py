@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from index_format.confined import open_inside
-from index_format.durable import make_directory, sha256_file, storage, write_all
+from index_format.confined import look_inside, open_inside
+from index_format.durable import make_directory, storage, write_all
 from index_format.errors import RESTORE, IndexDamaged
 from index_format.metadata import ArrayMetadata, chunk_name, rows_per_file
 
@@ -207,8 +207,8 @@ class ShardWriter:
     dtype : str                NumPy name
     tail : tuple of int        the sizes of a row
     shard_bytes : int          largest chunk file
-    length : int               rows already there; the files hold exactly these
-    digests : dict             file number -> SHA-256, of files already full
+    length : int               rows already there; `take_up` comes next where there are any
+    digests : dict             file number -> SHA-256; kept of those that are full
 
     Attributes
     ----------
@@ -230,7 +230,6 @@ class ShardWriter:
         self.dtype = np.dtype(dtype)
         self.tail = tail
         self.length = length
-        self.digests = dict(digests or {})
         self.unsaved: set[int] = set()
         self.has_new_files = False
         row_bytes = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
@@ -238,8 +237,8 @@ class ShardWriter:
         self._file_bytes = self._rows * row_bytes
         self._file = length // self._rows  # the file that the next row goes to
         self._used = length % self._rows * row_bytes  # bytes in it, buffered ones included
-        # the digest of the current file so far; None when its beginning was written by an earlier process
-        self._digest = hashlib.sha256() if self._used == 0 else None
+        self.digests = {file: sha256 for file, sha256 in (digests or {}).items() if file < self._file}
+        self._digest = hashlib.sha256()  # of the current file so far
         self._buffer = bytearray()
         self._fd = -1
         self._dirty = False
@@ -253,8 +252,8 @@ class ShardWriter:
 
     @property
     def open_digest(self) -> str | None:
-        """SHA-256 of the current file's content; None where it is empty, or not known."""
-        return self._digest.hexdigest() if self._used and self._digest is not None else None
+        """SHA-256 of the current file's content; None where it is empty."""
+        return self._digest.hexdigest() if self._used else None
 
     def file_bytes(self) -> Iterator[tuple[Path, int]]:
         """Yield (path, bytes) of every chunk file, as the rows so far need them."""
@@ -264,18 +263,34 @@ class ShardWriter:
         if rest:
             yield self._path(n_full), self._used
 
-    def take_up(self, sha256: str) -> None:
-        """Go on in a file that an earlier process began.
+    def take_up(self, sha256: str | None = None) -> None:
+        """Go on in files that an earlier process left; the last one is cut to the rows so far.
+
+        Parameters
+        ----------
+        sha256 : of what the last file then holds, where that is known
 
         Raises
         ------
-        IndexDamaged      it does not hold what was written
+        IndexDamaged      a file is missing or too short, or the last one holds something else
         """
-        if not self._used:
-            return
-        with os.fdopen(open_inside(self.directory, self._name(self._file)), "rb") as file:
-            self._digest = hashlib.file_digest(file, "sha256")
-        if self.open_digest != sha256:
+        for file, (path, size) in enumerate(self.file_bytes()):
+            try:
+                actual = look_inside(self.directory, self._name(file)).st_size
+            except FileNotFoundError:
+                actual = -1
+            if actual < size:
+                found = f"has {actual:,}" if actual >= 0 else "is missing"
+                raise IndexDamaged(
+                    f"the unfinished build lost data: {path} should have {size:,} bytes, {found}",
+                    fix="rerun the command with --overwrite: it begins anew",
+                )
+        if self._used:
+            begun = open_inside(self.directory, self._name(self._file), os.O_RDWR)
+            with os.fdopen(begun, "rb+") as opened:
+                opened.truncate(self._used)
+                self._digest = hashlib.file_digest(opened, "sha256")
+        if sha256 is not None and self.open_digest != sha256:
             raise IndexDamaged(
                 f"{self._path(self._file)} has other content than an unfinished build has left there",
                 fix="rerun the command with --overwrite: it begins anew",
@@ -335,25 +350,14 @@ class ShardWriter:
                 with storage(self._path(self._file), missing):
                     os.ftruncate(self._fd, self._file_bytes)  # a hole: takes no space
                 self._dirty = True
-                if self._digest is not None:
-                    for _ in range(missing // len(_ZEROS)):
-                        self._digest.update(_ZEROS)
-                    self._digest.update(_ZEROS[: missing % len(_ZEROS)])
+                for _ in range(missing // len(_ZEROS)):
+                    self._digest.update(_ZEROS)
+                self._digest.update(_ZEROS[: missing % len(_ZEROS)])
             self.sync()
-            if self._digest is not None:
-                self.digests[self._file] = self._digest.hexdigest()
+            self.digests[self._file] = self._digest.hexdigest()
         self.close()
-        files = []
-        for file in range(n_files):
-            path = self._path(file)
-            digest = self.digests.get(file) or sha256_file(path)[1]
-            files.append((path, path.stat().st_size, digest))
-        return files
-
-    def trim(self) -> None:
-        """Cut the zeros that `finish` had filled a copied last file up with."""
-        if self._used:
-            os.truncate(self._path(self._file), self._used)
+        paths = [self._path(file) for file in range(n_files)]
+        return [(path, path.stat().st_size, self.digests[file]) for file, path in enumerate(paths)]
 
     def close(self) -> None:
         """Close the file; what is still buffered is dropped, as it is not committed."""
@@ -382,14 +386,12 @@ class ShardWriter:
         self._open()
         write_all(self._fd, data, self._path(self._file))
         self._dirty = True
-        if self._digest is not None:
-            self._digest.update(data)
+        self._digest.update(data)
 
     def _seal(self) -> None:
         """Sync the current file, which is full, keep its digest, go on to the next."""
         self.sync()
-        digest = self._digest.hexdigest() if self._digest else sha256_file(self._path(self._file))[1]
-        self.digests[self._file] = digest
+        self.digests[self._file] = self._digest.hexdigest()
         self.unsaved.add(self._file)
         self.close()
         self._file += 1

@@ -111,7 +111,7 @@ def verify(path: Given, *, progress: Progress | None = None) -> list[Problem]:
 
 
 def _exists(root: Path, name: str) -> bool:
-    """Whether anything is there, be it a link: that is a problem of its own."""
+    """Check for anything of this name, be it a link: that is a problem of its own."""
     try:
         look_inside(root, name)
     except (FileNotFoundError, NotADirectoryError):

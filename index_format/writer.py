@@ -185,14 +185,14 @@ class IndexWriter(Build):
             relative = chunk_file(Path(name), file, len(shape))
             source, target = index.directory / relative, self._data / relative
             expected = files[relative.as_posix()][1]
+            digests[file] = expected
             if file < n_files - 1:
                 durable.link_or_copy(source, target)
-                digests[file] = expected
             elif durable.copy_file(source, target) != expected:
                 raise IndexDamaged(f"{source} has other content than the manifest records", fix=RESTORE)
         array = self._writer(name, dtype, shape[1:], length=shape[0], digests=digests)
-        array.trim()
-        array.has_new_files, array.unsaved = n_files > 0, set(digests)
+        array.take_up()
+        array.has_new_files, array.unsaved = n_files > 0, set(array.digests)
         self._arrays[name] = array
 
     def _prepare(self) -> None:

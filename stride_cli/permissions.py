@@ -1,6 +1,6 @@
-"""What an index or a model from elsewhere may make this machine do: nothing but be read, unless it is told.
+"""Permissions to run code of, and download models for, an index or a model from elsewhere; none by default.
 
-Permissions are variables of the environment, so that every process that a command starts has them too.
+They are variables of the environment, so that every process that a command starts has them too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _named: set[str] = set()  # digests of files that this process was told to run
 
 @dataclass(frozen=True)
 class Permissions(Options):
-    """What nothing from elsewhere may do unless the user says so."""
+    """Permissions that the user gives."""
 
     trust_code: bool = option(
         False,
@@ -40,13 +40,13 @@ class Permissions(Options):
 
 
 def variable(name: str) -> str:
-    """The variable of the environment that gives a permission."""
+    """Name the variable of the environment that gives a permission."""
     return f"STRIDE_GENERAL_{name}".upper()
 
 
 @contextmanager
 def permitted(permissions: Permissions) -> Iterator[None]:
-    """Within: these permissions are given, here and in processes that are started; none is taken away."""
+    """Give permissions within the block, here and in processes that are started; none is taken away."""
     given = {variable(each.name): "1" for each in fields(permissions) if getattr(permissions, each.name)}
     with with_variables(given):
         yield
@@ -54,31 +54,31 @@ def permitted(permissions: Permissions) -> Iterator[None]:
 
 @contextmanager
 def with_variables(given: Mapping[str, str]) -> Iterator[None]:
-    """Within: the environment has these variables, here and in processes that are started."""
-    before = dict(os.environ)
+    """Set variables of the environment within the block, here and in processes that are started."""
+    before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
         yield
     finally:
-        for name in given:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
+        for name, value in before.items():
+            if value is None:
                 os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def may_download() -> bool:
-    """Whether a hub model may be fetched that only an index or a recipe names."""
+    """Check the permission to fetch a hub model that only an index or a recipe names."""
     return _is_given("allow_download")
 
 
 def name_code(source: str, where: str | Path) -> None:
-    """The user has named this file to be run: from now on it is, on this machine.
+    """Trust a file that the user has named to be run, from now on, on this machine.
 
     Parameters
     ----------
     source : its text
-    where : its path, for people
+    where : its path, for messages
     """
     digest = _digest(source)
     _named.add(digest)
@@ -86,7 +86,7 @@ def name_code(source: str, where: str | Path) -> None:
 
 
 def may_run(source: str) -> bool:
-    """Whether code may be run: the user has named its file here, or has said so."""
+    """Check that code may be run: the user has named its file here, or has said so."""
     digest = _digest(source)
     return _is_given("trust_code") or digest in _named or recall("code", digest) is not None
 
@@ -97,7 +97,7 @@ def require_trust(source: str, where: str | Path) -> None:
     Parameters
     ----------
     source : its text
-    where : where it is, for people
+    where : its place, for messages
 
     Raises
     ------

@@ -14,7 +14,7 @@ from index_format.location import Location
 
 
 def recorded_path(path: str | Path, index: str | Path) -> str:
-    """A path, or a glob, as the index at `index` records it.
+    """Return a path, or a glob, as the index at `index` records it.
 
     Directories on the way are resolved, so that ``..`` leads where it seems to; the last name is kept, also
     where it is a link.
@@ -24,7 +24,7 @@ def recorded_path(path: str | Path, index: str | Path) -> str:
 
 
 def find_recorded(recorded: str, index: Location) -> str | None:
-    """Where a recorded path (or glob) is by now; None where nothing is there.
+    """Find a recorded path (or glob) on this machine; None where nothing is there.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def find_recorded(recorded: str, index: Location) -> str | None:
 
 
 def recorded_places(recorded: str, index: Location) -> list[str]:
-    """Where a recorded path may be, the likeliest first."""
+    """List the places of a recorded path, the likeliest first."""
     if not recorded.startswith(os.curdir):
         return [recorded]
     # a link to an index leads to what is beside the index, or else beside the link

@@ -1,6 +1,6 @@
-"""What this user's commands have made on this machine: kept by digest in the user's state directory.
+"""Facts about files of this machine, kept by digest in the user's state directory.
 
-Nothing depends on it but comfort: where nothing can be kept, nothing is remembered.
+They spare the user questions and time. Where nothing can be kept, nothing is remembered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def remember(kind: Kind, digest: str, text: str) -> None:
 
 
 def recall(kind: Kind, digest: str) -> str | None:
-    """What was remembered; None where nothing was."""
+    """Return the text kept under a digest; None where there is none."""
     place = state_directory(kind)
     if place is None or not place.is_dir() or not own_directory(place):
         return None
@@ -43,7 +43,7 @@ def recall(kind: Kind, digest: str) -> str | None:
 
 
 def state_directory(name: str) -> Path | None:
-    """A directory of the user's state, made or not; None where there is no home."""
+    """Return a directory of the user's state, made or not; None where there is no home."""
     import platformdirs
 
     home = Path(platformdirs.user_state_dir("stride", appauthor=False))

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 _LENGTH = 8
-# beside what `stride_cli.preloaded` has: what most commands import once they know what they are to do; no
+# beside what `startup.preload` imports: what most commands import once they know what they are to do; no
 # kernels of ours, which ask the environment at once where they are kept
 _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
@@ -261,10 +261,10 @@ class Prepared:
 
 def _prepare() -> None:
     """Import what is slow to import; compute nothing, so that there are no threads that a fork would lose."""
-    from stride_cli.startup import freeze, share_cores
+    from stride_cli.startup import freeze, preload, share_cores
 
     share_cores()
-    import stride_cli.preloaded  # noqa: F401
+    preload()
     from stride_cli.commands.app import command_line
 
     command_line()

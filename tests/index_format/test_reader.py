@@ -189,9 +189,3 @@ def test_an_array_stays_mapped_when_its_index_is_moved_or_deleted(index_path, tm
     np.testing.assert_array_equal(Index.open(tmp_path / "moved").array("corpus/tokens"), expected)
     shutil.rmtree(tmp_path / "moved")
     np.testing.assert_array_equal(np.asarray(tokens), expected)
-
-
-def test_opening_without_checks_reads_the_same(index_path):
-    checked, unchecked = Index.open(index_path), Index.open(index_path, check=False)
-    assert checked.attributes == unchecked.attributes and checked.digest == unchecked.digest
-    np.testing.assert_array_equal(checked.array("design/columns"), unchecked.array("design/columns"))
