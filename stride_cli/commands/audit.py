@@ -115,8 +115,8 @@ def _write(findings: list, format: str | None, json: bool, benchmark: str, index
     import sys
 
     from stride_cli.audit.formats import to_csv, to_sarif
-    from stride_cli.audit.page import render_page
     from stride_cli.output import emit, wants_json
+    from stride_cli.report.audit_page import render_page
 
     if format is None and not wants_json(json):
         _print(findings)

@@ -6,94 +6,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from stride_cli.characters import html_text, page_policy, shortened
+from stride_cli.characters import html_text, shortened
 from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
-from stride_cli.report.drawing import STYLE, write_whole
+from stride_cli.report.drawing import asset, html_page, write_whole
 from stride_cli.report.explanation import BELOW_THE_LINE, found_of, line_at, odds, score
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
-
-_PAGE_STYLE = (
-    STYLE
-    + """
-:root { --carry: #fff3c4; --word: #7a4d00; --token: #d8ecff; --card: #f6f8fa; --warn: #b35900; }
-@media (prefers-color-scheme: dark) { :root { --carry: #3d3312; --word: #ffd479; --token: #10304f;
-  --card: #161b22; --warn: #ffa657; } }
-body { max-width: 60rem; overflow-wrap: break-word; }
-h1 { margin-bottom: .2rem; } h2 { margin: 1.6rem 0 .2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-.contents { white-space: normal; } .contents td, .contents th { text-align: left; vertical-align: top; }
-.verdict { font-weight: 600; } .clear { color: var(--c2); } .weak, .guessing { color: var(--warn); }
-a { color: var(--c0); } .tools { position: sticky; top: 0; background: var(--paper); padding: .6rem 0;
-  display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; border-bottom: 1px solid var(--rule);
-  z-index: 1; }
-input, button { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--rule);
-  border-radius: .4rem; padding: .3rem .6rem; } input { flex: 1 1 12rem; min-width: 0; }
-button { cursor: pointer; }
-article { border: 1px solid var(--rule); border-radius: .6rem; margin: 1rem 0; scroll-margin-top: 4rem; }
-article > details > summary { padding: .8rem 1rem; cursor: pointer; }
-article > details > div { padding: 0 1rem 1rem; }
-.said { display: inline; font-size: 1.1rem; font-weight: 400; white-space: pre-wrap; }
-.said b { font-weight: 600; color: var(--c2); }
-.token { background: var(--token); border-radius: .2rem; box-shadow: inset -1px 0 var(--paper); }
-.hit { border-top: 1px solid var(--rule); padding: .7rem 0; }
-.top { display: flex; flex-wrap: wrap; gap: .1rem .8rem; align-items: baseline; }
-.top .name { font-weight: 600; } .bar { display: block; height: .45rem; border-radius: .2rem; margin: .3rem 0;
-  min-width: 2px; } .supports { background: var(--c2); } .opposes { background: var(--c3); }
-.text { white-space: pre-wrap; margin: .3rem 0; max-width: none; }
-mark { background: var(--carry); color: inherit; border-radius: .2rem; padding: .05rem 0; }
-mark u, .text u { color: var(--word); font-weight: 600; text-decoration: none; }
-.line { border-top: 2px dashed var(--rule); color: var(--faint); margin: .6rem 0 0; padding-top: .2rem; }
-.flag { color: var(--warn); } ul.caveats { padding-left: 1.2rem; margin: .3rem 0; }
-ul.caveats li { color: var(--warn); }
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 2rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .3rem 0; }
-dd { margin: 0; } dt { color: var(--faint); } [hidden] { display: none !important; }
-.pictured { display: grid; grid-template-columns: 4.5rem 1fr; gap: 0 .8rem; align-items: start; }
-.thumb { width: 4.5rem; height: 4.5rem; object-fit: contain; image-rendering: pixelated;
-  border: 1px solid var(--rule); border-radius: .3rem; background: var(--card); }
-.thumb.supports { border: 2px solid var(--c2); } .thumb.opposes { border: 2px solid var(--c3); }
-svg .dots { stroke: var(--c0); stroke-width: 4; stroke-linecap: round; stroke-opacity: .55; fill: none; }
-svg .curve { stroke: var(--c0); stroke-width: 2; fill: none; }
-@media (max-width: 30rem) { article { scroll-margin-top: 7rem; } dl { grid-template-columns: 1fr; }
-  dd { margin-bottom: .3rem; } .contents tr:first-child { display: none; }
-  .contents tr { border-bottom: 1px solid var(--rule); } .contents tr, .contents td { display: block; }
-  .contents td { border: 0; padding: .1rem 0; } .contents td[data-name]::before { color: var(--faint);
-  content: attr(data-name) ": "; } }
-@media print { .tools { display: none; } article { break-inside: avoid; } }
-"""
-)
-
-_SCRIPT = """
-const box = document.getElementById("filter"), count = document.getElementById("count");
-const cards = [...document.querySelectorAll("article")];
-const texts = cards.map(card => card.textContent.toLowerCase());
-function filter() {
-  const words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
-  let shown = 0;
-  cards.forEach((card, at) => {
-    const hit = words.every(word => texts[at].includes(word));
-    card.hidden = !hit;
-    const row = document.querySelector(`[data-for="${card.id}"]`);
-    if (row) row.hidden = !hit;
-    shown += hit;
-  });
-  count.textContent = words.length ? `${shown} of ${cards.length}` : "";
-}
-function fold(open) { cards.forEach(card => { card.firstElementChild.open = open; }); }
-function follow() {
-  const card = document.getElementById(location.hash.slice(1));
-  if (card && cards.includes(card)) { card.firstElementChild.open = true; card.scrollIntoView(); }
-}
-box.addEventListener("input", filter);
-document.getElementById("unfold").addEventListener("click", () => fold(true));
-document.getElementById("fold").addEventListener("click", () => fold(false));
-addEventListener("hashchange", follow);
-filter();
-follow();
-"""
 
 
 def write_report(path: Path, answers: Sequence[ShownAnswer], *, title: str) -> None:
@@ -111,11 +32,6 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
     """
     queries = f"{len(answers):,} " + ("query" if len(answers) == 1 else "queries")
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{page_policy(_SCRIPT)}">',
-        '<link rel="icon" href="data:,">',
-        f"<title>{html_text(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
         f"<h1>{html_text(title)}</h1>",
         f'<p class="faint">{queries}. Which training documents made the model say this? A document supports '
         "a response if training on it lowers the response’s loss, and opposes it if training on it raises "
@@ -126,11 +42,11 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         '<span id="count" class="faint" role="status"></span>'
         '<button id="unfold" type="button">unfold all</button>'
         '<button id="fold" type="button">fold all</button></div>',
+        *([_contents(answers)] if len(answers) > 1 else []),
+        *(_card(number, answer) for number, answer in enumerate(answers, 1)),
     ]
-    if len(answers) > 1:
-        parts.append(_contents(answers))
-    parts += [_card(number, answer) for number, answer in enumerate(answers, 1)]
-    return "\n".join([*parts, f"<script>{_SCRIPT}</script></body></html>", ""])
+    script = asset("filter.js") + asset("fold.js")
+    return html_page(html_text(title), parts, style=asset("answers.css"), script=script)
 
 
 def _legend(answers: Sequence[ShownAnswer]) -> str:
@@ -208,7 +124,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
     largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
-            f'<article id="q{number}"><details{" open" if number <= _OPEN else ""}>',
+            f'<article class="card" id="q{number}"><details{" open" if number <= _OPEN else ""}>',
             f'<summary><h2 class="said">{html_text(record["prompt"])}<b>{response}</b></h2><br>'
             f'{verdict}<span class="faint">{about}</span></summary><div>',
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",

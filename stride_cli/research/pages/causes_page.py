@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.characters import html_text
-from stride_cli.report.drawing import COLOURS, STYLE, interval_plot, scrolled, write_whole
+from stride_cli.report.drawing import STYLE, write_whole
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
 from stride_cli.research.evaluation.records import CausesRecord
+from stride_cli.research.pages.drawing import COLOURS, interval_plot, scrolled
 
 _PAGE_STYLE = (
     STYLE

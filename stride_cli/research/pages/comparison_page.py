@@ -10,20 +10,17 @@ import numpy as np
 
 from stride_cli.characters import html_text, shortened
 from stride_cli.report.drawing import (
-    COLOURS,
     STYLE,
     WIDTH,
     Scale,
-    apart,
-    interval_plot,
     label,
     log_line,
-    scrolled,
     svg,
     ticks_for,
     write_whole,
 )
 from stride_cli.research.evaluation.compare import Entry, Ground
+from stride_cli.research.pages.drawing import COLOURS, apart, interval_plot, scrolled
 
 # eleven columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
 _PAGE_STYLE = (

@@ -10,8 +10,8 @@ from typing import Any
 
 from stride_cli.audit.formats import sentence, to_csv, to_sarif
 from stride_cli.audit.judge import LEAKED, NOTHING, Finding
-from stride_cli.audit.page import render_page
 from stride_cli.corpus.documents import Document
+from stride_cli.report.audit_page import render_page
 
 NASTY = '=cmd|"/c calc"!A1\x1b]0;owned\x07\u202e<script>'
 
@@ -72,7 +72,7 @@ def test_the_page_says_first_how_many_leaked_and_can_be_filtered() -> None:
     body = page.partition("<body>")[2]
     assert body.index("4 of 9 leaked") < body.index("Of the others") < body.index("<details")
     assert "<title>4 of 9 leaked: " in page
-    assert body.count('<details data-verdict="0">') == 4 and body.count('<details data-verdict="3">') == 5
+    assert body.count('data-verdict="0">') == 4 and body.count('data-verdict="3">') == 5
     assert body.count('<span class="verdict v3">no evidence</span>') == 5  # a column of its own
     assert 'id="filter"' in body and '<option value="3">no evidence</option>' in body
     # a row shows that it opens; the script is the page's own, and no other runs

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stride_cli.errors import UsageError
-from stride_cli.report.drawing import apart, check_place, interval_plot, ticks_for, write_whole
+from stride_cli.report.drawing import check_place, ticks_for, write_whole
+from stride_cli.research.pages.drawing import apart, interval_plot
 
 
 @pytest.mark.parametrize("span", [(0.0, 0.0), (-0.03, 0.6), (0.0, 1e-4), (-1.0, 1.0), (0.2, 0.31)])

@@ -14,7 +14,6 @@ from stride_cli.report.explanation import (
     flags,
     line_at,
     score,
-    stands_out,
     verdict,
     what_scores_are,
 )
@@ -59,7 +58,7 @@ def test_each_regime_has_its_sentences(record, shares, changes, says: str, trust
 
 
 def test_a_clean_answer_has_no_caveat(record) -> None:
-    assert caveats(record()) == [] and stands_out(record())
+    assert caveats(record()) == []
 
 
 @pytest.mark.parametrize(
