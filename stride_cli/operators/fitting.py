@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.batches import pad_batch
 from stride_cli.data.residual_codes import BEFORE
 from stride_cli.errors import NumericalError
 from stride_cli.models.loading import Opener
@@ -22,12 +21,11 @@ from stride_cli.operators.initial_residuals import load_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import array_name
 from stride_cli.output import note
-from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from index_format.writer import GroupWriter
-    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.checkpoints import Checkpoint
     from stride_cli.operators.corpus_pass import PassWorkers
@@ -182,25 +180,11 @@ def _fit_into(
 
 def _set_step(steered: SteeredModel, chunks: ChunkReader, seed: int) -> float | None:
     """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
-    from stride_cli.operators.exact_response import choose_step
+    from stride_cli.operators.exact_response import paper_measurement
 
     operators = steered.operators
     if operators.fit != "closed":
         return None
-    operators.step, agreement = choose_step(steered, _probe_batch(chunks, seed), seed=seed)
-    return agreement
-
-
-def _probe_batch(chunks: ChunkReader, seed: int) -> Batch:
-    """Two scored chunks, cut to 128 tokens: enough to see where the response stops being linear."""
-    rows, tokens, weights = [], [], []
-    for row in stream(seed, "step probes", 1).permutation(chunks.n_chunks):
-        ids, mask = chunks.chunk(int(row))
-        start = max(0, int(mask.argmax()) - 64)
-        if mask[start : start + 128].sum() > 0:
-            rows.append(int(row))
-            tokens.append(ids[start : start + 128])
-            weights.append(mask[start : start + 128])
-        if len(rows) == 2:
-            break
-    return pad_batch(np.asarray(rows), tokens, weights)
+    probes = paper_measurement().probe_batch(chunks, seed)
+    operators.step, agreement = paper_measurement().choose_step(steered, probes, seed=seed)
+    return float(agreement)

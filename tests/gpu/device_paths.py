@@ -216,7 +216,6 @@ def paths() -> dict[str, Callable[[Paths], list[np.ndarray]]]:
         "closed": lambda on: on.closed("mlp-matrix+logit+token-logit+pair-logit", project=64),
         "closed, linear-matrix": lambda on: on.closed("linear-matrix+residual-matrix"),
         "closed, fisher": lambda on: on.closed("residual+logit"),
-        "closed, on one spread": lambda on: on.closed("residual+logit"),
         "closed, in three turns": lambda on: on.closed_with_room_for(5),
         "closed, added up in memory": lambda on: on.closed_with_room_for(1),
         "projections": Paths.projections,

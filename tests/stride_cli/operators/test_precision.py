@@ -1,4 +1,4 @@
-"""The same fit in bf16 and, where there is one, on a CUDA device: the same answers to a stated tolerance."""
+"""The same fit in bf16: the same answers to a stated tolerance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.exact_response import measure_exact, pearson
+from stride_cli.operators.exact_response import pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 
@@ -37,18 +37,3 @@ def test_bf16_gives_the_same_responses(fresh_model, chunks: ChunkReader, columns
     found = measure_linear(SteeredModel.of(half, operators), chunks.batch(np.arange(6)))
     assert found.dtype == np.float64
     assert np.mean([pearson(a, b) for a, b in zip(found, reference, strict=True)]) > 0.97
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_and_cpu_agree(fresh_model, chunks: ChunkReader, columns, reference) -> None:
-    moved = fresh_model()
-    moved.model.to("cuda")
-    operators = fit_closed(moved, chunks, columns, K, SETTINGS)
-    batch = chunks.batch(np.arange(6))
-    steered = SteeredModel.of(moved, operators)
-    found = measure_linear(steered, batch)
-    assert min(pearson(a, b) for a, b in zip(found, reference, strict=True)) > 0.999
-    operators.step = 1e-2
-    exact = measure_exact(steered, batch)
-    assert min(pearson(a, b) for a, b in zip(exact, reference, strict=True)) > 0.99

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.attribution.additive import additive_measurement
 from stride_cli.data.batches import pad_batch
 from stride_cli.errors import QueryError
-from stride_cli.operators import exact_response, steered_model
 from stride_cli.operators import linear_response as linear
+from stride_cli.operators import steered_model
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.exact_response import MOST_STEPS, choose_step, measure_exact, pearson
+from stride_cli.operators.exact_response import pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.randomness import stream
+from stride_cli.research.paper import exact_response
+from stride_cli.research.paper.exact_response import MOST_STEPS, choose_step, measure_exact
 from stride_cli.research.paper.initial_bases import initial_space
 
 K = 12
@@ -60,64 +60,6 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
             assert found[row, subset] == pytest.approx(float(losses[0] - losses[1]), rel=1e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize("fit", ["sgd", "closed"])
-def test_blocks_are_not_run_again_where_only_logits_are_steered(model, chunks, monkeypatch, fit: str) -> None:
-    steered = randomly_steered(model, ("logit", "token-logit"), fit=fit)
-    batch = chunks.batch(np.arange(3))
-    runs = {"hidden": 0, "continue_from": 0, "uncapped_logits": 0}
-    for name in runs:
-        plain = getattr(model, name)
-
-        def counted(*args, name=name, plain=plain):
-            runs[name] += 1
-            return plain(*args)
-
-        monkeypatch.setattr(model, name, counted)
-    found = measure_exact(steered, batch, batch_size=4)
-    assert runs == {"hidden": 2 * 3, "continue_from": 3, "uncapped_logits": 3}  # state, embeddings
-    monkeypatch.undo()
-    for row in range(3):
-        hidden = model.hidden(batch.ids[row : row + 1], 2)
-        final, inputs = model.continue_from(hidden, 2), model.hidden(batch.ids[row : row + 1], 0)
-        weights = batch.weights[row, 1:].double()
-
-        def loss(gates, final=final, inputs=inputs, weights=weights, row=row):
-            shifts = steered.spaces[0](final, gates[0]) + steered.spaces[1](inputs, gates[1])
-            logits = 15 * torch.tanh((model.head(final) + shifts) / 15)
-            chosen = logits[0, :-1].double().log_softmax(-1)
-            return float(-(chosen.gather(-1, batch.ids[row, 1:, None])[:, 0] * weights).sum() / weights.sum())
-
-        for subset in range(K):
-            gates = [torch.from_numpy(gate[subset : subset + 1]) for gate in steered.operators.gates]
-            still = [0 * gate for gate in gates]
-            expected = loss(still) - loss(gates)
-            if fit == "closed":
-                step = steered.operators.step
-                moved = [loss([sign * step * gate for gate in gates]) for sign in (-1, 1)]
-                expected = (moved[0] - moved[1]) / (2 * step)
-            assert found[row, subset] == pytest.approx(expected, rel=1e-3, abs=2e-6)
-
-
-def test_the_prefix_is_run_once_a_query(model, chunks, monkeypatch) -> None:
-    """Blocks below the layer run once; those above once a batch of subsets; the head at scored positions."""
-    steered = randomly_steered(model)
-    batch = chunks.batch(np.arange(2))
-    seen: dict[str, list[int]] = {"hidden": [], "continue_from": [], "uncapped_logits": []}
-    for name in seen:
-        plain = getattr(model, name)
-
-        def counted(values, *args, name=name, plain=plain):
-            seen[name].append(values.shape[1])
-            return plain(values, *args)
-
-        monkeypatch.setattr(model, name, counted)
-    measure_exact(steered, batch, batch_size=4)
-    assert len(seen["hidden"]) == 2
-    assert len(seen["continue_from"]) == 2 * (1 + K // 4)  # one unsteered
-    scored = [int(count) for count in batch.scored]
-    assert sorted(seen["uncapped_logits"]) == sorted(scored * (1 + K // 4))
-
-
 @pytest.mark.parametrize("inside", ["mlp-matrix", "linear-matrix"])
 def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks, inside: str) -> None:
     """Together with the residual stream: both act in one continuation from the first block."""
@@ -143,15 +85,6 @@ def test_zero_gates_change_nothing(model, chunks) -> None:
     assert np.abs(measure_exact(steered, chunks.batch(np.arange(2)))).max() < 1e-6
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 64])
-def test_y_does_not_depend_on_the_batch_size(model, chunks, batch_size: int) -> None:
-    steered = randomly_steered(model)
-    batch = chunks.batch(np.arange(2))
-    reference = measure_exact(steered, batch, batch_size=8)
-    found = measure_exact(steered, batch, batch_size=batch_size)
-    np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-6)
-
-
 def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
     steered = randomly_steered(model, ("residual-matrix", "logit"), fit="closed")
     batch = chunks.batch(np.arange(5))
@@ -169,22 +102,16 @@ def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, c
     assert rows == [2, 2, 1]
 
 
-def test_padding_and_other_queries_do_not_matter(model, chunks) -> None:
-    steered = randomly_steered(model)
-    together = measure_exact(steered, chunks.batch(np.arange(4)))
+def test_padding_other_queries_and_the_batch_size_do_not_matter(model, chunks) -> None:
+    """Nor which other subsets are measured."""
+    steered, subsets = randomly_steered(model), np.asarray([7, 2, 11])
+    together = measure_exact(steered, chunks.batch(np.arange(4)), batch_size=5)
     linear = measure_linear(steered, chunks.batch(np.arange(4)))
     for row in range(4):
         batch = chunks.batch(np.asarray([row]))
-        np.testing.assert_allclose(measure_exact(steered, batch)[0], together[row], rtol=1e-4, atol=1e-6)
+        found = measure_exact(steered, batch, subsets=subsets, batch_size=1 + row)[0]
+        np.testing.assert_allclose(found, together[row, subsets], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(measure_linear(steered, batch)[0], linear[row], rtol=1e-4, atol=1e-6)
-
-
-def test_chosen_subsets_are_columns_of_the_whole(model, chunks) -> None:
-    steered = randomly_steered(model)
-    batch = chunks.batch(np.arange(2))
-    chosen = np.asarray([7, 2, 11])
-    found = measure_exact(steered, batch, subsets=chosen)
-    np.testing.assert_allclose(found, measure_exact(steered, batch)[:, chosen], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -206,34 +133,6 @@ def test_central_differences_agree_with_the_first_order_response(model, chunks, 
     other = chunks.batch(longest[2:5])
     exact, linear = measure_exact(steered, other), measure_linear(steered, other)
     assert min(pearson(a, b) for a, b in zip(exact, linear, strict=True)) > 0.99
-
-
-def test_where_no_step_agrees_each_is_measured_once(model, chunks, monkeypatch) -> None:
-    random, measured = np.random.default_rng(0), {}
-
-    def noise(steered, batch, *, subsets, batch_size):
-        key = steered.operators.step, int(batch.rows[0])
-        assert key not in measured
-        measured[key] = random.standard_normal((1, len(subsets)))
-        return measured[key]
-
-    monkeypatch.setattr(exact_response, "measure_exact", noise)
-    steered = randomly_steered(model, fit="closed")
-    before = steered.operators.step
-    batch = chunks.batch(np.arange(2))
-    step, agreement = choose_step(steered, batch, seed=0)
-    assert steered.operators.step == before and agreement < 0.999
-    # of all that were measured on both probes, the best
-    chosen = np.sort(stream(0, "step probes").permutation(steered.operators.n_subsets)[:24])
-    linear = measure_linear(steered, batch)[:, chosen]
-    found = {
-        each: [pearson(linear[row], measured[each, row][0]) for row in range(2) if (each, row) in measured]
-        for each in {each for each, _ in measured}
-    }
-    whole = {each: min(own) for each, own in found.items() if len(own) == 2}
-    assert step in whole and whole[step] == agreement == max(whole.values())
-    # and no other of those that were looked at first could be better
-    assert all(min(own) <= agreement for own in found.values())
 
 
 @pytest.mark.parametrize("best", range(MOST_STEPS))
@@ -262,17 +161,3 @@ def test_a_query_without_scored_tokens_is_refused(model) -> None:
     batch = pad_batch(np.asarray([3]), [np.asarray([1, 2, 3])], [np.zeros(3)])
     with pytest.raises(QueryError, match="query 3 has no scored token"):
         measure_exact(randomly_steered(model), batch)
-
-
-def test_additive_measurement_makes_means_into_sums() -> None:
-    """With s known, the additive measurement is M (s − s̄) / m̄ exactly, whatever the row sizes."""
-    random = np.random.default_rng(0)
-    design = (random.random((9, 30)) < 0.3).astype(float)
-    s = random.standard_normal(30)
-    sizes = design.sum(1)
-    means = design @ s / sizes
-    mean = (means * sizes).sum() / sizes.sum()
-    expected = design @ (s - mean) / sizes.mean()
-    np.testing.assert_allclose(additive_measurement(means, sizes), expected, rtol=1e-10)
-    equal = np.full(9, 4)
-    np.testing.assert_allclose(additive_measurement(means, equal), means - means.mean(), rtol=1e-10)
