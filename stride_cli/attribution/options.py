@@ -114,6 +114,21 @@ class QueryOptions(RecoveryOptions):
 
 
 @dataclass(frozen=True)
+class QuestionOptions(Options):
+    """What is attributed after a prompt; see `Session.query`."""
+
+    response: str | None = option(
+        None, "Attribute this continuation, not the model's own. Of a classifier: a class, or predicted."
+    )
+    span: str | None = option(None, "Attribute only this part of the response.", panel=MORE)
+    instead: str | None = option(
+        None,
+        "Ask why the response and not this: attribute the odds of the token where they part.",
+        panel=MORE,
+    )
+
+
+@dataclass(frozen=True)
 class InputOptions(Options):
     """What becomes of a prompt, or an item of a benchmark, that cannot be read or answered.
 

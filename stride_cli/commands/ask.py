@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from index_format.errors import IndexMismatch
-from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions
+from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions, QuestionOptions
 from stride_cli.commands.next_steps import next_step
-from stride_cli.commands.options import ASKED, Flags, Held, Json, Reading, settled, with_flags
-from stride_cli.commands.prompts import FORMAT, BadInput, answered, read_prompts
+from stride_cli.commands.options import ASKED, Flags, Held, Json, PromptFile, Reading, settled, with_flags
+from stride_cli.commands.prompts import BadInput, answered, read_prompts
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
@@ -64,13 +64,8 @@ def ask(
             "--index", metavar="DIR", help="Where the index is, or goes. [beside the corpus: corpus.stride]"
         ),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help=FORMAT)] = None,
-    response: Annotated[
-        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
-    ] = None,
-    span: Annotated[
-        str | None, typer.Option("--span", help="Attribute only this part of the response.")
-    ] = None,
+    file: PromptFile = None,
+    question: Annotated[QuestionOptions, Flags(QuestionOptions, only=("response", "span"))],
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Held,
     reading: Reading,
@@ -127,9 +122,9 @@ def ask(
         ) from None
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
-    found = answered(session, asked, options, bad, {"response": response, "span": span}, together=together)
+    found = answered(session, asked, options, bad, asdict(question), together=together)
     last = show_answers(found, out, bad, verbose=options.check)
-    plain = response is None and span is None and not options.chat
+    plain = question == QuestionOptions() and not options.chat
     if last is not None and plain and out.format == "text":
         _next(last, session.index, place.index)
     bad.leave()

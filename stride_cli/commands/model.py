@@ -17,7 +17,6 @@ from stride_cli.commands.options import READING, STREAM, Flags, Json, NewModel, 
 from stride_cli.commands.panels import CommandLine, example
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import UsageError
 from stride_cli.models.stream_choice import StreamOptions, streaming
 from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
@@ -116,10 +115,7 @@ def finetune(
     *,
     model: Annotated[str, NewModel],
     out: OutOption,
-    full: Annotated[bool, typer.Option("--full", help="Train all weights (the default).")] = False,
-    given: Annotated[
-        dict[str, Any], Flags(FinetuneOptions, first=("lora_rank",), lora_rank={"default": None})
-    ],
+    options: Annotated[FinetuneOptions, Flags(FinetuneOptions, first=("lora_rank",))],
     overwrite: OverwriteOption = False,
     json: Json = False,
     reading: Reading,
@@ -128,12 +124,6 @@ def finetune(
 
     Low-rank changes are merged: DIR is a whole model. Interrupted, the same command goes on where it was.
     """
-    lora = given.get("lora_rank")
-    if lora is not None and full:
-        raise UsageError("--lora and --full exclude each other", fix="give one of the two")
-    if lora is not None and lora < 1:
-        raise UsageError(f"--lora is {lora}, expected a rank of at least 1", fix="--full trains all weights")
-    options = FinetuneOptions(**given)
     begin = time.monotonic()
     with output.progress("fine-tuning the model"):
         from stride_cli.training.finetuning import finetune_model

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from index_format.location import Location, local_directory, locate
+from index_format.location import Location, locate
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.commands.completion import (
     complete_index,
@@ -283,6 +283,14 @@ Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
 NewModel = typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        help='JSON Lines of {"prompt", "response"?, "span"?, "instead"?, "id"?}, or a prompt a line. Of a '
+        "classifier: examples.",
+    ),
+]
 STREAM = Flags(StreamOptions)
 HELD = Flags(StreamOptions, Permissions, only=("stream", "trust_code"))
 AdapterPath = Annotated[
@@ -328,13 +336,6 @@ def adapted(values: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def query_options(chosen: Any, given: Mapping[str, Any]) -> QueryOptions:
-    """The options of a query: settings of the group "query", and flags that are no settings."""
-    names = entries(QueryOptions)
-    shared = {name: getattr(chosen, name) for name in names if hasattr(chosen, name)}
-    return QueryOptions(**shared | {name: value for name, value in given.items() if name not in shared})
-
-
 def find_index(given: str | None) -> Location:
     """The index to use: the one given, else the one that the settings name, else the only ``*.stride`` here.
 
@@ -358,10 +359,3 @@ def find_index(given: str | None) -> Location:
         + ", ".join(path.name for path in found),
         fix=f"give one with --index, for example --index {found[0].name}",
     )
-
-
-def writable_index(given: str | None) -> Path:
-    """`find_index`, for a command that writes; IndexReadOnly where it is a URL or a zip file."""
-    where = find_index(given)
-    local_directory(where)
-    return Path(str(where))

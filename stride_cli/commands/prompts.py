@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.input_records import BadInputRecord
 
 ARGUMENTS = "arguments"
-FORMAT = 'JSON Lines of {"prompt", "response"?, "span"?, "instead"?, "id"?}, or a prompt a line.'
 TEXTS = ("prompt", "response", "span", "instead")  # of a prompt's record
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import FormatOptions, InputOptions, QueryOptions, SharingOptions
-from stride_cli.commands.options import ASKED, Asked, Flags, Json, with_flags
+from stride_cli.attribution.options import (
+    FormatOptions,
+    InputOptions,
+    QueryOptions,
+    QuestionOptions,
+    SharingOptions,
+)
+from stride_cli.commands.options import ASKED, Asked, Flags, Json, PromptFile, with_flags
 from stride_cli.commands.prompts import (
-    FORMAT,
     BadInput,
     Prompt,
     answered,
@@ -52,26 +57,9 @@ def query(
             help="The prompt; - reads one a line from stdin. Of a classifier: a row, or held-out."
         ),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help=f"{FORMAT} Of a classifier: examples.")] = None,
-    response: Annotated[
-        str | None,
-        typer.Option(
-            "--response",
-            help="Attribute this continuation, not the model's own. Of a classifier: a class, or predicted.",
-        ),
-    ] = None,
-    span: Annotated[
-        str | None,
-        typer.Option("--span", help="Attribute only this part of the response.", rich_help_panel=MORE),
-    ] = None,
-    instead: Annotated[
-        str | None,
-        typer.Option(
-            "--instead",
-            help="Ask why the response and not this: attribute the odds of the token where they part.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
+    file: PromptFile = None,
+    *,
+    question: Annotated[QuestionOptions, Flags(QuestionOptions)],
     pool: Annotated[
         bool,
         typer.Option(
@@ -80,7 +68,6 @@ def query(
             rich_help_panel=MORE,
         ),
     ] = False,
-    *,
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Asked,
     bad_input: Annotated[InputOptions, Flags(InputOptions)],
@@ -111,7 +98,7 @@ def query(
             fix="give --on-bad skip, or --format jsonl",
         )
     bad = BadInput(bad_input.on_bad, as_json=out.as_json)
-    given = {"response": response, "span": span, "instead": instead}
+    given = asdict(question)
     if sharing.shared:
         assert file is not None
         found = answered(_shared(where, sharing), prompts, options, bad, given, total=count_prompts(file))

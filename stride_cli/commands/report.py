@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stride_cli.attribution.options import InputOptions, QueryOptions
-from stride_cli.commands.options import Flags, Held, IndexPath, Json, find_index, with_flags
+from stride_cli.attribution.options import InputOptions, QueryOptions, QuestionOptions
+from stride_cli.commands.options import Flags, Held, IndexPath, Json, PromptFile, find_index, with_flags
 from stride_cli.commands.prompts import BadInput, answered, read_prompts, rows_or_prompts, stdin_lines
 from stride_cli.errors import QueryError, UsageError
 
@@ -35,10 +35,7 @@ def report(
         list[str] | None,
         typer.Argument(help="Prompts; - reads one a line from stdin. Of a classifier: rows, or held-out."),
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", help="Prompts in a file, as for stride query; of a classifier, examples."),
-    ] = None,
+    file: PromptFile = None,
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -48,11 +45,9 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", help="Default: the name of the index.")] = None,
-    response: Annotated[
-        str | None, typer.Option("--response", help="Attribute this continuation, not the model's own.")
-    ] = None,
     index: IndexPath = None,
     *,
+    question: Annotated[QuestionOptions, Flags(QuestionOptions, only=("response",))],
     options: Annotated[
         QueryOptions,
         Flags(
@@ -94,8 +89,8 @@ def report(
         asked = read_prompts(texts, file, example)
         where = replace(where, index=find_index(index))
         session = api.open(where)
-        wanted = list(rows_or_prompts(session, asked, texts, file, {"response": response}))
-        shown, name = list(_ask(session, wanted, options, bad, response)), where.index.name
+        wanted = list(rows_or_prompts(session, asked, texts, file, asdict(question)))
+        shown, name = list(_ask(session, wanted, options, bad, question)), where.index.name
     if not shown:
         bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
@@ -117,12 +112,12 @@ def report(
 
 
 def _ask(
-    session: Session, prompts: list[Prompt], options: QueryOptions, bad: BadInput, response: str | None
+    session: Session, prompts: list[Prompt], options: QueryOptions, bad: BadInput, question: QuestionOptions
 ) -> Iterator[ShownAnswer]:
     from stride_cli.output import progress
     from stride_cli.report.contents import from_answer
 
     with progress("asking", len(prompts), unit="queries") as bar:
-        for prompt, answer in answered(session, prompts, options, bad, {"response": response}):
+        for prompt, answer in answered(session, prompts, options, bad, asdict(question)):
             yield from_answer(session, answer, name=prompt.id)
             bar.advance()

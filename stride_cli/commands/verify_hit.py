@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.attribution.options import QueryOptions
-from stride_cli.commands.options import Asked, Flags, Json, with_flags
+from stride_cli.attribution.options import QueryOptions, QuestionOptions
+from stride_cli.commands.options import Asked, Flags, Json, PromptFile, with_flags
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.prove.options import HitOptions
 
@@ -31,28 +30,13 @@ def verify_hit(
     text: Annotated[
         str | None, typer.Argument(help="The prompt; of a classifier: number or id of a row.")
     ] = None,
-    response: Annotated[
-        str | None,
-        typer.Option("--response", help="This continuation, not the model's own; of a classifier, a class."),
-    ] = None,
-    span: Annotated[str | None, typer.Option("--span", help="Only this part of the response.")] = None,
-    instead: Annotated[
-        str | None,
-        typer.Option("--instead", help="Test the odds of the response against this, where they part."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            help='Test all of its prompts as one: a {"prompt", "response", "instead"} a line, as of '
-            "stride query --pool.",
-        ),
-    ] = None,
+    file: PromptFile = None,
     documents: Annotated[
         str | None,
         typer.Option("--documents", help="Ids, separated by commas: test these, not the query's hits."),
     ] = None,
     *,
+    question: Annotated[QuestionOptions, Flags(QuestionOptions)],
     hits: Annotated[HitOptions, Flags(HitOptions, first=("seeds", "random", "effect"))],
     options: Annotated[
         QueryOptions,
@@ -84,21 +68,26 @@ def verify_hit(
     texts = [] if text is None else [text]
     asked = read_prompts(texts, file, 'stride verify-hit "The French Revolution began in"')
     prompt: Any = text
-    if instead is not None:
+    if question.instead is not None:
         if text is None:
             raise UsageError(
                 "--instead is of one prompt (in a file each has its own)",
                 fix='a {"prompt", "response", "instead"} a line, or a prompt and --instead',
             )
-        prompt = [{"prompt": text, "response": response, "span": span, "instead": instead}]
-        response = span = None
+        prompt, question = [{"prompt": text, **asdict(question)}], QuestionOptions()
     elif file is not None:
         prompt = [each.asked for each in asked]
         if error := next((each for each in prompt if isinstance(each, StrideError)), None):
             raise error
     named = None if documents is None else [name.strip() for name in documents.split(",") if name.strip()]
     found = api.verify_hit(
-        where, prompt, replace(options, bottom=0), hits, response=response, span=span, documents=named
+        where,
+        prompt,
+        replace(options, bottom=0),
+        hits,
+        response=question.response,
+        span=question.span,
+        documents=named,
     )
     if wants_json(json):
         emit(found)

@@ -109,8 +109,7 @@ def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
     error = refused(UsageError, "train", corpus, "--out", out, "--epochs", "1", "--steps", "1")
     assert "--epochs and --steps" in error.message
     tune = ["finetune", corpus, "--model", model, "--out", out]
-    assert "exclude each other" in refused(UsageError, *tune, "--lora", "2", "--full").message
-    assert "--lora is 0" in refused(UsageError, *tune, "--lora", "0").message
+    assert "--lora is -1" in refused(UsageError, *tune, "--lora", "-1").message
     assert "gone.jsonl" in refused(CorpusError, "train", str(tmp_path / "gone.jsonl"), "--out", out).message
     assert run("train", corpus, "--out", out, "--optimizer", "stairs").exit_code == 2
     assert run("finetune", corpus, "--out", out).exit_code == 2  # no --model
