@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from index_format.location import locate
 from stride_cli.attribution.answer import Answer
-from stride_cli.attribution.calibrating import calibrate
 from stride_cli.attribution.options import QueryOptions, SharingOptions
 from stride_cli.attribution.prepare import prepare
 from stride_cli.attribution.session import Session
@@ -32,11 +31,13 @@ from stride_cli.training.index_fit import fit_index as train
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
+    from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.audit.judge import Finding
     from stride_cli.audit.options import AuditOptions
     from stride_cli.data.queries import Query
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions
+    from stride_cli.schema.train_records import CalibrationRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
 
 __all__ = [
@@ -103,6 +104,11 @@ def query(
     prompt, options, given, and what is raised : see `Session.query`
     """
     return open(where).query(prompt, options, **given)
+
+
+def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
+    """Ask prompts about which no corpus says anything: see `Session.calibrate`."""
+    return session.calibrate(options)
 
 
 def audit(

@@ -6,12 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from stride_cli.errors import StrideError
-
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from stride_cli.attribution.scale import Nats
+    from stride_cli.attribution.nats import Nats
     from stride_cli.attribution.verdict import Verdict
     from stride_cli.data.queries import Query
     from stride_cli.recovery.lasso import Solution
@@ -190,10 +188,3 @@ class Answer:
         from stride_cli.formats.frames import html_table
 
         return html_table(self.to_record())
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A prompt that has no answer, and why."""
-
-    error: StrideError

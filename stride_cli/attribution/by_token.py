@@ -1,7 +1,7 @@
 """Which document for which part of a response: influences on each scored token, which add up to those on all.
 
 A response's loss is the mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
-read of a chunk from its own gradient (`direct_readout.chunk_influences`):
+read of a chunk from its own gradient (`direct.exact_products`):
 
     w_i(response) = (1/S) Σ_t w_i(token t)
 
@@ -68,7 +68,7 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
                     the index is of a classifier, whose response is one token, or the answer is a comparison
                     or of several prompts, or its gradient was corrected
     """
-    from stride_cli.attribution.direct_readout import chunk_influences, direct_scale
+    from stride_cli.attribution.direct import direct_scale, exact_products, influence_unit
     from stride_cli.operators.linear_response import measure_linear_with_loss
 
     if session.model.classes:
@@ -85,15 +85,15 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     batch, positions = _by_token(answer)
     responses, losses = measure_linear_with_loss(steered, batch)
     chunks = _chunks(session, answer, batch)
-    found = chunk_influences(
-        [steered],
-        [batch],
-        session.workspace.chunks,
-        chunks,
+    reader, sizes = session.workspace.chunks, np.atleast_2d(session.designs.row_sizes)[0]
+    factors, offsets = influence_unit(
+        steered.operators,
+        reader.typical,
         responses,
-        np.atleast_2d(session.designs.row_sizes)[:1],
-        intercept=session.attributor(options).intercept,
-    ).influences
+        sizes,
+        intercept=session.pipeline(options).settings.lasso.intercept,
+    )
+    found = factors[:, None] * exact_products(steered, [batch], reader, chunks) - offsets[:, None]
     rows, whole = found[:-1] / len(positions), found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
     values, total = np.zeros((len(positions), len(documents))), np.zeros(len(documents))
@@ -126,7 +126,7 @@ def _by_token(answer: Answer) -> tuple[Batch, np.ndarray]:
 def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     """The chunks to read, ascending: the hits', the strongest others, and the likeliest of each token."""
     from stride_cli.attribution.defaults import default_reads
-    from stride_cli.attribution.direct_readout import second_estimates
+    from stride_cli.attribution.estimates import Estimates
     from stride_cli.data.query_set import QuerySet
 
     workspace = session.workspace
@@ -138,9 +138,9 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     if tokens * workspace.n_chunks <= _VALUES:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
-        steered = [each for each in session.steered[:1] if each.operators.projections is not None]
-        part = [batch.take(slice(0, tokens))]
-        values = second_estimates(steered, queries, part, workspace).values
+        found = Estimates.of(session.steered[0], queries, [batch.take(slice(0, tokens))], workspace)
+        everything = slice(0, workspace.n_chunks)
+        values = np.stack([found.of_query(token).strength(everything) for token in range(tokens)])
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()
     # half of the room for what the whole answer is about, the other for single tokens, then what is left
     room = (most - len(wanted)) // 2

@@ -1,34 +1,51 @@
-"""Asking null prompts, and keeping what they came to in the index's ``calibration/`` group."""
+"""Calibration: what answers to null prompts look like, kept in the index's ``calibration/`` group; and what
+influences are in nats, measured on models that are trained again (`nats`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.null_prompts import null_queries
-from stride_cli.attribution.scale import scale_of
+from stride_cli.attribution.nats import choose_scale, scale_of
+from stride_cli.attribution.nulls import null_queries
 from stride_cli.attribution.verdict import LENGTHS, NullAnswers
 from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
 from stride_cli.output import note, progress
+from stride_cli.randomness import stream
+from stride_cli.recovery.problem import dense
+from stride_cli.recovery.ranking import strongest_document
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attributor
-    from stride_cli.attribution.scale import Nats
+    from stride_cli.attribution.nats import Nats
+    from stride_cli.attribution.pipeline import Pipeline
+    from stride_cli.attribution.several import Several
     from stride_cli.data.queries import Query
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.recovery.problem import Solution
+
+_TENTH = 0.1  # of the documents, that a model does without
+_INSIDE, _OUTSIDE = 16, 48  # responses among what one of the models does without, and among what all have
+_PARTS = 64  # parts of chunks as responses, of what each model does without, and of what all have
+_LENGTHS = (4, 8, 16)  # scored tokens of a part, as of answers
+_PROMPT = 8  # tokens that a part has before it, where its chunk is long enough
+_FEWEST_DOCUMENTS = 40
 
 
-def calibrate(attributor: Attributor, nulls: int, scale: Nats | None = None) -> NullAnswers:
+def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = None) -> NullAnswers:
     """Ask null prompts, and publish the index's ``calibration/`` group.
 
     Parameters
     ----------
-    attributor : as by default, of a language model; the calibration is of its operators and chunks
+    pipeline : as by default, of a language model; the calibration is of its operators and chunks
     nulls : how many prompts
     scale : what influences are in nats, where that was measured
 
@@ -36,11 +53,11 @@ def calibrate(attributor: Attributor, nulls: int, scale: Nats | None = None) -> 
     ------
     UsageError          the index is of a classifier
     IndexReadOnly       it is a URL or a zip file
-    NumericalError      see `Attributor`
+    NumericalError      see `Pipeline`
     """
     from index_format.writer import GroupWriter
 
-    workspace = attributor.workspace
+    workspace = pipeline.workspace
     index = workspace.index
     if workspace.model.table is not None:
         raise UsageError(
@@ -48,7 +65,7 @@ def calibrate(attributor: Attributor, nulls: int, scale: Nats | None = None) -> 
             fix="compare rows of known cause instead (stride evaluate --help)",
         )
     queries = null_queries(workspace, nulls)
-    answers = replace(ask(attributor, queries), scale=scale)
+    answers = replace(ask(pipeline, queries), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
     about["scale"] = None if scale is None else scale.to_record()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -91,13 +108,13 @@ def readable_calibration(index: Index) -> NullAnswers | None:
         return None
 
 
-def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
+def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
     """Losses and strengths of queries, at every length that their responses are cut to; where chunks are read
     for them, without that too."""
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
-    chunk_document = attributor.workspace.index.array("corpus/chunk_document")
+    chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
     shape = (len(LENGTHS), len(queries))
     losses, strengths, read = (np.full(shape, np.nan) for _ in range(3))
     cut = [
@@ -107,10 +124,12 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
         if query.weights.sum() >= length
     ]
     asked = QuerySet.from_queries([query for _, _, query in cut])
-    together = attributor.together
-    unread = replace(
-        attributor, options=replace(attributor.options, read=0, estimate="subsets", redundancy=None)
-    )
+    together, looks = pipeline.together, pipeline.settings.looks_at_chunks
+
+    def relative(solutions: Sequence[Solution], losses: np.ndarray) -> np.ndarray:
+        found: np.ndarray = [strongest_document(each, chunk_document) for each in solutions] / losses
+        return found
+
     with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
         for start in range(0, len(cut), together):
             some = cut[start : start + together]
@@ -118,17 +137,15 @@ def ask(attributor: Attributor, queries: list[Query]) -> NullAnswers:
             rows = asked.groups(QUERY_TOKENS, np.arange(start, start + len(some)))
             batches = [RememberingBatch.of(asked.batch(group)) for group in rows]
             part = asked.take(np.concatenate(rows))
-            measured = attributor.measure(batches)
-            found = unread.influences(None, batches, measured.responses)
+            measured = pipeline.measure(batches)
+            found = pipeline.influences(part, batches, measured)
             losses[places] = measured.losses
-            strengths[places] = [each.strongest(chunk_document) for each in found] / measured.losses
-            if attributor.looks_at_chunks:
-                solutions = [each.solution for each in found]
-                found = attributor.read(part, batches, measured.responses, solutions)
-                read[places] = [each.strongest(chunk_document) for each in found] / measured.losses
+            strengths[places] = relative([pipeline.unread(each) for each in found], measured.losses)
+            if looks:
+                read[places] = relative(found, measured.losses)
             bar.advance(len(some))
     scored = np.asarray(LENGTHS, np.int64)
-    return NullAnswers(scored, losses, strengths, read if attributor.looks_at_chunks else None)
+    return NullAnswers(scored, losses, strengths, read if looks else None)
 
 
 def _first_tokens(query: Query, count: int) -> Query:
@@ -141,3 +158,130 @@ def _first_tokens(query: Query, count: int) -> Query:
 def _about(index: Index) -> dict[str, Any]:
     """What a calibration holds for."""
     return {"operators": index.group_digest("operators"), "index": index.digest}
+
+
+# ---- influences in nats ----
+
+
+def measure_scale(pipeline: Pipeline | Several, models: int, *, workers: int | None = None) -> Nats:
+    """Train ``models`` + 1 models by the recipe of the index's own, from one seed, and fit the scale.
+
+    What is trained is kept beside the index: an interrupted measurement goes on.
+
+    Parameters
+    ----------
+    pipeline : as answers are found by default
+    models : each without a tenth of the documents of its own
+    workers : models trained at the same time
+
+    Raises
+    ------
+    UsageError      there are fewer than 40 documents, or too few for so many models
+    ModelError      the model has no recipe, or it is of another corpus
+    and what `retrain` raises
+    """
+    from stride_cli.training.jobs import Job
+    from stride_cli.training.retraining import open_trainer, retrain, store_of, subset_seeds
+
+    workspace = pipeline.workspace
+    store = store_of(workspace.index)
+    removed = removed_parts(workspace, models)
+    queries = responses_of(workspace, removed)
+    trainer = open_trainer(workspace, queries)
+    seed = int(subset_seeds(workspace.seed, 1)[0])
+    masks = [np.ones(workspace.n_chunks, bool), *~removed]
+    full, *others = retrain(trainer, [Job(mask, seed) for mask in masks], store=store, workers=workers)
+    measured = np.stack([other.losses - full.losses for other in others])
+    sums, totals = predicted_sums(pipeline, queries, removed)
+    return choose_scale(sums, totals, measured, heart=workspace.model.pretrained)
+
+
+def predicted_sums(
+    pipeline: Pipeline | Several, queries: QuerySet, removed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Σ of influences of what is removed, (sets, Q) float64, and of the sizes of all, (Q,), as answers have
+    them by default.
+
+    Parameters
+    ----------
+    removed : (sets, n) bool
+    """
+    from stride_cli.data.batches import RememberingBatch
+    from stride_cli.data.query_set import QUERY_TOKENS
+
+    found, totals = np.zeros((len(removed), len(queries))), np.zeros(len(queries))
+    for start in range(0, len(queries), pipeline.together):
+        rows = np.arange(start, min(start + pipeline.together, len(queries)))
+        groups = queries.groups(QUERY_TOKENS, rows)
+        batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
+        measured = pipeline.measure(batches)
+        influences = dense(pipeline.influences(queries.take(rows), batches, measured))
+        found[:, rows] = removed.astype(np.float64) @ influences.T
+        totals[rows] = np.abs(influences).sum(axis=1)
+    return found, totals
+
+
+def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
+    """What each model does without: (models, n) bool, a tenth of the documents each, none of them twice.
+
+    Raises
+    ------
+    UsageError
+    """
+    document = np.asarray(workspace.index.array("corpus/chunk_document"))
+    documents = np.unique(document)
+    size = max(1, round(_TENTH * len(documents)))
+    if len(documents) < _FEWEST_DOCUMENTS or models * size > len(documents) // 2:
+        raise UsageError(
+            f"{models} tenths of {len(documents):,} documents (expected {_FEWEST_DOCUMENTS} or more, "
+            "and five tenths at most)",
+            fix="stride calibrate --retrain 3, on a larger corpus",
+        )
+    order = stream(workspace.seed, "scale parts").permutation(documents)
+    return np.stack([np.isin(document, order[k * size : (k + 1) * size]) for k in range(models)])
+
+
+def responses_of(workspace: Workspace, removed: np.ndarray) -> QuerySet:
+    """What a scale is found by: whole chunks, or parts of them where a model may know them by heart."""
+    if not workspace.model.pretrained:
+        return own_responses(workspace, removed)
+    random = stream(workspace.seed, "scale lengths")
+
+    def part(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        length = int(random.choice(_LENGTHS))
+        begins = np.flatnonzero(weights)
+        begins = begins[: max(1, len(begins) - length + 1)]
+        later = begins[begins >= _PROMPT]
+        begin = int(random.choice(later if len(later) else begins))
+        scored = np.zeros_like(weights)
+        scored[begin : begin + length] = weights[begin : begin + length]
+        return ids[: begin + length], scored[: begin + length]
+
+    return _responses(workspace, removed, _PARTS, _PARTS, part)
+
+
+def own_responses(workspace: Workspace, removed: np.ndarray) -> QuerySet:
+    """Chunks of the corpus as queries: 16 of each removed part, 48 of what is in none."""
+    return _responses(workspace, removed, _INSIDE, _OUTSIDE, lambda ids, weights: (ids, weights))
+
+
+def _responses(
+    workspace: Workspace,
+    removed: np.ndarray,
+    inside: int,
+    outside: int,
+    of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> QuerySet:
+    """What `of` makes of chunks (ids, weights): so many of each removed part, and of what is in none."""
+    from stride_cli.data.query_set import QuerySet
+
+    random = stream(workspace.seed, "scale responses")
+    found: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for part, count in (*((part, inside) for part in removed), (~removed.any(axis=0), outside)):
+        drawn = (
+            (int(row), *workspace.chunks.chunk(int(row))) for row in random.permutation(np.flatnonzero(part))
+        )
+        found.extend(islice((each for each in drawn if each[2].any()), count))
+    made = [(str(row), *of(ids, weights)) for row, ids, weights in found]
+    names, ids, weights = zip(*made, strict=True)
+    return QuerySet(list(ids), list(weights), list(names))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stride_cli.attribution.calibrating import calibrate
 from stride_cli.attribution.session import Session
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
@@ -91,7 +90,7 @@ def prepare(
     session = Session.open(index_path, model=model)
     if session.calibration is None:
         say("asking unrelated prompts, which verdicts are held against")
-        calibrate(session, calibration)
+        session.calibrate(calibration)
     return session
 
 

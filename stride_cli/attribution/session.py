@@ -1,4 +1,9 @@
-"""An index with its operators and its model, open for queries."""
+"""An index with its operators and its model, open for queries.
+
+Prompts go through the pipeline together, where nothing hinders it. One bad prompt does not stop the others:
+what cannot be done of all together is done of each alone, and one that has no answer has its error in its
+place.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stride_cli.attribution.answer import Answer, Refused
-from stride_cli.attribution.asking import OF_A_PROMPT, Asked, Asking, Found
+import numpy as np
+
+from stride_cli.attribution.answer import Answer
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-from stride_cli.errors import QueryError, StrideError, UsageError
+from stride_cli.attribution.pipeline import Measurement, judge, rank
+from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
-    from stride_cli.attribution.attributor import Attribution, Attributor
-    from stride_cli.attribution.scale import Nats
-    from stride_cli.attribution.verdict import NullAnswers, Verdict
+    from stride_cli.attribution.options import CalibrationOptions
+    from stride_cli.attribution.pipeline import Pipeline
+    from stride_cli.attribution.several import Several
+    from stride_cli.attribution.verdict import NullAnswers
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
@@ -30,10 +38,26 @@ if TYPE_CHECKING:
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
+    from stride_cli.recovery.problem import Solution
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.schema.train_records import CalibrationRecord
 
 _SPOT_CHECK = 16
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
+_Outcome = TypeVar("_Outcome")
+OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt on its way: its query, as a batch that remembers its gradient, what was found of it so far,
+    and the seconds that each stage took."""
+
+    query: Query
+    batch: Batch
+    measurement: Measurement
+    seconds: dict[str, float]
+    solution: Solution | None = None
 
 
 @dataclass
@@ -102,8 +126,6 @@ class Session:
     def _try_out(self) -> None:
         """Take two tokens through every model and the spaces of its operators: what does not fit together
         raises."""
-        import numpy as np
-
         from stride_cli.data.batches import pad_batch
         from stride_cli.operators.gradients import gate_gradients
 
@@ -126,8 +148,6 @@ class Session:
     @cached_property
     def coverage(self) -> float:
         """Share of all chunks that the operators have seen: not those that were appended after the fit."""
-        import numpy as np
-
         from index_format.shards import ranges
 
         seen, total = self.operators.seen, 0
@@ -198,15 +218,10 @@ class Session:
         QueryError, NumericalError      of the first prompt that has no answer; or there is none
         UsageError                      "support", and opposers are asked for
         """
-        from stride_cli.attribution.pooling import as_one, each_alone
         from stride_cli.data.queries import pooled
 
         options = options or QueryOptions()
-        queries = []
-        for query in self.build(list(prompts), options):
-            if isinstance(query, StrideError):
-                raise query
-            queries.append(query)
+        queries = [_raised(query) for query in self.build(list(prompts), options)]
         if not queries:
             raise QueryError("there is no prompt to ask", fix="give one or more")
         one = pooled(queries)
@@ -220,10 +235,18 @@ class Session:
                 f"(found --bottom {options.bottom})",
                 fix='leave --bottom out; in Python, query_pooled(add="all")',
             )
-        attributor = self.attributor(options)
-        asking = Asking(attributor, options, self.build, self._spot_check, time.perf_counter)
-        found = as_one(one, each_alone(asking, queries, _together(attributor)))
-        return replace(self._answer(asking, found), added=add)
+        pipeline = self.pipeline(options)
+        found: list[_Asked] = []
+        for start in range(0, len(queries), _together(pipeline)):
+            some: Sequence[Mapping[str, Any]] = [
+                {"prompt": query} for query in queries[start : start + _together(pipeline)]
+            ]
+            with progress("asking the model"):
+                asked = [_raised(each) for each in self._measured(pipeline, some, options, time.perf_counter)]
+            found += [_raised(each) for each in self._found(pipeline, asked, time.perf_counter)]
+        return replace(
+            self._answer(pipeline, options, _as_one(pipeline, one, found), time.perf_counter), added=add
+        )
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
@@ -260,9 +283,7 @@ class Session:
         QueryError, NumericalError      once all that came before has been answered
         """
         for outcome in self.outcomes(prompts, options, together=together, clock=clock, stop=True):
-            if isinstance(outcome, Refused):
-                raise outcome.error
-            yield outcome
+            yield _raised(outcome)
 
     def outcomes(
         self,
@@ -272,7 +293,7 @@ class Session:
         together: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         stop: bool = False,
-    ) -> Iterator[Answer | Refused]:
+    ) -> Iterator[Answer | StrideError]:
         """`query_all`, in which one bad prompt does not stop the others: one outcome for each, in order.
 
         Parameters
@@ -281,9 +302,8 @@ class Session:
         stop : end after the first that has no answer
         """
         options = options or QueryOptions()
-        attributor = self.attributor(options)
-        asking = Asking(attributor, options, self.build, self._spot_check, clock)
-        together = _together(attributor, together)
+        pipeline = self.pipeline(options)
+        together = _together(pipeline, together)
         arriving, broken, ended = iter(prompts), None, False
         while not ended and broken is None:
             taken: list[Mapping[str, Any] | StrideError] = []
@@ -297,98 +317,223 @@ class Session:
             if not taken:
                 break
             with progress("asking the model"):
-                asked = asking.measured(taken)
+                asked = self._measured(pipeline, taken, options, clock)
             if stop:
-                bad = next((place for place, each in enumerate(asked) if isinstance(each, Refused)), None)
+                bad = next((place for place, each in enumerate(asked) if isinstance(each, StrideError)), None)
                 if bad is not None:
                     asked, ended = asked[: bad + 1], True
-            for outcome in self._answers(asking, asked):
+            for outcome in self._answers(pipeline, asked, options, clock):
                 yield outcome
-                if stop and isinstance(outcome, Refused):
+                if stop and isinstance(outcome, StrideError):
                     return
         if broken is not None:
             raise broken
 
-    def _answers(self, asking: Asking, asked: Sequence[Asked | Refused]) -> Iterator[Answer | Refused]:
+    # ---- 1. prompts are built and measured ----
+
+    def _measured(
+        self,
+        pipeline: Pipeline | Several,
+        prompts: Sequence[Mapping[str, Any] | StrideError],
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> list[_Asked | StrideError]:
+        """Prompts' responses, and how the subsets answer them: of all together, where nothing hinders it."""
+        start = clock()
+        built = iter(self.build([each for each in prompts if not isinstance(each, StrideError)], options))
+        asked = sum(not isinstance(each, StrideError) for each in prompts)
+        queries = [each if isinstance(each, StrideError) else next(built) for each in prompts]
+        generated = clock()
+        good = [query for query in queries if not isinstance(query, StrideError)]
+        measured = iter(self._measured_queries(pipeline, good, check=options.check))
+        found = [each if isinstance(each, StrideError) else next(measured) for each in queries]
+        seconds = {
+            "generate": (generated - start) / max(1, asked),
+            "measure": (clock() - generated) / max(1, len(good)),
+        }
+        return [
+            each if isinstance(each, StrideError) else replace(each, seconds=dict(seconds)) for each in found
+        ]
+
+    def _measured_queries(
+        self, pipeline: Pipeline | Several, queries: Sequence[Query], *, check: bool
+    ) -> list[_Asked | StrideError]:
+        """Queries of about one length are measured in one pass over the gates."""
+        from stride_cli.data.batches import little_padding
+
+        # a spot check and an exact measurement's agreement are of one query
+        apart = check or pipeline.settings.method != "linear"
+        single = [place for place, query in enumerate(queries) if apart or query.parts]
+        plain = [place for place, query in enumerate(queries) if not (apart or query.parts)]
+        groups = little_padding([len(queries[place].ids) for place in plain])
+        found: dict[int, _Asked | StrideError] = {}
+        for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
+            outcomes = self._measured_batch(pipeline, [queries[place] for place in group], check=check)
+            found.update(zip(group, outcomes, strict=True))
+        return [found[place] for place in range(len(queries))]
+
+    def _measured_batch(
+        self, pipeline: Pipeline | Several, queries: Sequence[Query], *, check: bool
+    ) -> list[_Asked | StrideError]:
+        """Measure a batch of queries; fall back to one at a time if a query fails."""
+        from stride_cli.data.batches import RememberingBatch
+        from stride_cli.data.query_set import QuerySet
+        from stride_cli.operators.linear_response import each_remembering
+
+        single = len(queries) == 1
+        try:
+            rows = range(len(queries))
+            batch = queries[0].batch() if single else QuerySet.from_queries(queries).batch(rows)
+            whole = RememberingBatch.of(batch)
+            measured = pipeline.measure([whole], check=self._spot_check() if check else None)
+        except OF_A_PROMPT as error:
+            if single:
+                return [error]
+            parts = [self._measured_batch(pipeline, [query], check=check) for query in queries]
+            return [found for part in parts for found in part]
+        batches = [whole] if single else each_remembering(whole, [query.batch() for query in queries])
+        return [
+            _Asked(query, own, measured.of_query(row), {})
+            for row, (query, own) in enumerate(zip(queries, batches, strict=True))
+        ]
+
+    def _spot_check(self) -> np.ndarray:
+        from stride_cli.randomness import stream
+
+        order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+        return np.sort(order[:_SPOT_CHECK])
+
+    # ---- 2. influences are found ----
+
+    def _found(
+        self, pipeline: Pipeline | Several, asked: Sequence[_Asked], clock: Callable[[], float]
+    ) -> list[_Asked | StrideError]:
+        """Find influences on measured prompts together; fall back to one at a time if one fails."""
+        from stride_cli.data.query_set import QuerySet
+
+        if not asked:
+            return []
+        start = clock()
+        reached: dict[str, float] = {}
+        try:
+            solutions = pipeline.influences(
+                QuerySet.from_queries([each.query for each in asked]),
+                [each.batch for each in asked],
+                _stacked([each.measurement for each in asked]),
+                reached=lambda stage: reached.__setitem__(stage, clock()),
+            )
+        except OF_A_PROMPT as error:
+            if len(asked) == 1:
+                return [error]
+            return [found for each in asked for found in self._found(pipeline, [each], clock)]
+        spent = {"recover": reached["recover"] - start}
+        if pipeline.settings.looks_at_chunks:
+            spent["read"] = reached["read"] - reached["recover"]
+        # of what is done together each prompt has its part of the time
+        shared = {stage: each / len(asked) for stage, each in spent.items()}
+        return [
+            replace(each, solution=solution, seconds=each.seconds | shared)
+            for each, solution in zip(asked, solutions, strict=True)
+        ]
+
+    # ---- 3. answers are put together ----
+
+    def _answers(
+        self,
+        pipeline: Pipeline | Several,
+        asked: Sequence[_Asked | StrideError],
+        options: QueryOptions,
+        clock: Callable[[], float],
+    ) -> Iterator[Answer | StrideError]:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
-            found = iter(asking.found([each for each in asked if isinstance(each, Asked)]))
+            good = [each for each in asked if not isinstance(each, StrideError)]
+            found = iter(self._found(pipeline, good, clock))
         for each in asked:
-            outcome: Found | Refused = next(found) if isinstance(each, Asked) else each
-            if isinstance(outcome, Refused):
+            outcome = each if isinstance(each, StrideError) else next(found)
+            if isinstance(outcome, StrideError):
                 yield outcome
                 continue
             try:
-                answer = self._answer(asking, outcome)
+                answer = self._answer(pipeline, options, outcome, clock)
             except OF_A_PROMPT as error:
-                yield Refused(error)
+                yield error
             else:
                 yield answer
 
-    def _answer(self, asking: Asking, outcome: Found) -> Answer:
+    def _answer(
+        self,
+        pipeline: Pipeline | Several,
+        options: QueryOptions,
+        asked: _Asked,
+        clock: Callable[[], float],
+    ) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.attribution.hit_passages import row_labels
-        from stride_cli.recovery.ranking import rank_documents, told_apart
 
-        attributor, options, clock = asking.attributor, asking.options, asking.clock
-        asked, found = outcome.asked, outcome.attribution
-        query, measured, start = asked.query, asked.measured, clock()
-        responses = measured.responses[0]
-        supporters, opposers = rank_documents(
-            found.influences,
+        query, measured, solution, start = asked.query, asked.measurement, asked.solution, clock()
+        assert solution is not None
+        settings, default = pipeline.settings, self.pipeline()
+        supporters, opposers = rank(
+            solution,
             self.designs.columns,
             self.chunk_document,
             top=options.top,
             bottom=options.bottom,
             seen=self.operators.seen,
-        )
-        supporters, opposers = (
-            told_apart(hits, found.read, estimated=found.estimated) for hits in (supporters, opposers)
+            estimated=settings.estimated,
         )
         shown = [*supporters, *opposers]
-        asked_of = self.steered[0]
-        document_ids = {hit.document: self.index.document_id(hit.document) for hit in shown}
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
-        carrying = bool(attributor.reads) and not labels
+        carrying = bool(settings.reads) and not labels
         if not labels and options.passages != "none":
             if carrying and options.passages == "carrying":
-                passages = self._carrying(asked_of, query, responses, shown, asked.batch)
+                passages = self._carrying(query, measured.responses[0], shown, asked.batch)
             passages |= self.passages(query, [hit.chunk for hit in shown], known=passages)
-        verdict, comparable = self._verdict(attributor, asked, found)
+        verdict, comparable, scale = None, False, None
+        # null prompts were asked one by one, and not compared
+        if self.calibration is not None and not query.parts:
+            scored = int(query.weights.sum())
+            verdict, comparable = judge(solution, measured, scored, self.calibration, pipeline, default)
+            scale = self.calibration.scale
+            # nats hold for influences that are found as they were when these were measured
+            like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
+            if scale is not None and not (scale.sure and like):
+                scale = None
         ended = clock()
         return Answer(
             query=query,
             loss=float(measured.losses[0]),
-            other_loss=self._other_loss(asked, asked_of),
+            other_loss=self._other_loss(asked),
             supporters=supporters,
             opposers=opposers,
             passages=passages,
-            solution=found.solution,
-            influences=found.influences,
+            solution=solution.lasso or solution,
+            influences=solution,
             method=measured.method,
             agreement=measured.agreement,
             seconds={**asked.seconds, "rank": ended - start},
-            document_ids=document_ids,
+            document_ids={hit.document: self.index.document_id(hit.document) for hit in shown},
             coverage=self.coverage,
-            models=len(self.steered),
+            models=settings.models,
             labels=labels,
-            responses=responses,
-            measured=attributor.explained(responses),
-            read=attributor.reads,
-            recall=found.recall,
-            estimated=found.estimated,
-            redundancy=attributor.redundancy,
-            shrinkage=attributor.shrinkage,
+            responses=measured.responses[0],
+            measured=measured.y[0],
+            read=settings.reads,
+            recall=solution.recall,
+            estimated=settings.estimated,
+            redundancy=settings.redundancy,
+            shrinkage=settings.effective_shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
-            scale=None if query.parts else self._scale(attributor),
+            scale=scale,
             carried=not carrying or options.passages == "carrying",
         )
 
     def with_passages(self, answer: Answer) -> Answer:
-        """An answer of this session with the passages that carry the influence of its hits, as it has them
-        where `QueryOptions.passages` are "carrying"; itself where it has them already.
+        """Return an answer of this session with the passages that carry the influence of its hits, as it has
+        them where `QueryOptions.passages` are "carrying"; itself where it has them already.
 
         Raises
         ------
@@ -397,84 +542,75 @@ class Session:
         if answer.carried:
             return answer
         shown = [*answer.supporters, *answer.opposers]
-        passages = self._carrying(self.steered[0], answer.query, answer.responses, shown)
+        passages = self._carrying(answer.query, answer.responses, shown)
         passages |= self.passages(answer.query, [hit.chunk for hit in shown], known=passages)
         return replace(answer, passages=passages, carried=True)
 
-    def attributor(self, options: RecoveryOptions | None = None) -> Attributor:
+    def pipeline(self, options: RecoveryOptions | None = None) -> Pipeline | Several:
         """The pipeline from queries to influences, asked in this way."""
-        from stride_cli.attribution.attributor import Attributor
+        from stride_cli.attribution.several import open_pipeline
 
         steered = self.steered
-        return Attributor(
-            operators=[each.operators for each in steered],
-            load=lambda number: steered[number].model,
-            designs=self.designs,
-            workspace=self.workspace,
-            defaults=self.defaults,
-            options=options or RecoveryOptions(),
+        return open_pipeline(
+            [each.operators for each in steered],
+            lambda number: steered[number],
+            self.designs,
+            self.workspace,
+            self.defaults,
+            options or RecoveryOptions(),
         )
 
-    def _other_loss(self, asked: Asked, asked_of: SteeredModel) -> float | None:
+    @progress("calibrating")
+    def calibrate(self, options: CalibrationOptions | None = None) -> CalibrationRecord:
+        """Ask prompts about which no corpus says anything; from then on answers have verdicts.
+
+        What was there is replaced, but for what influences are in nats, which is measured where options ask
+        for it (`retrain`).
+
+        Raises
+        ------
+        UsageError         the index is of a classifier
+        IndexReadOnly      it is a URL or a zip file
+        """
+        from stride_cli.attribution.calibration import calibrate
+        from stride_cli.attribution.options import CalibrationOptions
+
+        begun = time.perf_counter()
+        options, pipeline = options or CalibrationOptions(), self.pipeline()
+        scale = self.calibration.scale if self.calibration else None
+        if options.retrain:
+            from index_format.location import local_directory
+            from stride_cli.attribution.calibration import measure_scale
+            from stride_cli.models.kinds import refuse_classifier
+
+            refuse_classifier(self.index, "influences in nats", fix="leave out --retrain")
+            local_directory(self.index.path)  # refused before hours of training
+            scale = measure_scale(pipeline, options.retrain)
+        self.calibration = calibrate(pipeline, options.nulls, scale)
+        return {
+            "schema": "stride.calibration/1",
+            "index": str(self.index.path),
+            "nulls": self.calibration.losses.shape[1],
+            "median_loss": self.calibration.median_loss,
+            "scale": None if scale is None else scale.to_record(),
+            "sure": scale is not None and scale.sure,
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def _other_loss(self, asked: _Asked) -> float | None:
         """Nats of the token that the response is compared with; None where it is with nothing."""
         from stride_cli.operators.linear_response import gradients_with_loss
 
         if asked.query.comparison is None:
             return None
-        return float(gradients_with_loss(asked_of, asked.batch)[1][1])  # remembered
-
-    def _scale(self, attributor: Attributor) -> Nats | None:
-        """What influences are in nats: if that is sure, and they are found as they were for it."""
-        found = None if self.calibration is None else self.calibration.scale
-        if found is None or not found.sure:
-            return None
-        as_measured = attributor.like_default and bool(attributor.reads) == bool(self.attributor().reads)
-        return found if as_measured else None
-
-    def _verdict(
-        self, attributor: Attributor, asked: Asked, found: Attribution
-    ) -> tuple[Verdict | None, bool]:
-        """What may be concluded, and whether influences are what null prompts' were, so that its line is of
-        these.
-
-        An answer is held against null prompts' as they were asked by default: with chunks read where they
-        were for it, else without.
-        """
-        query, measured = asked.query, asked.measured
-        if self.calibration is None or query.parts:  # null prompts were asked one by one, and not compared
-            return None, False
-        loss, scored = float(measured.losses[0]), int(query.weights.sum())
-        if attributor.like_default and attributor.looks_at_chunks and self.calibration.read is not None:
-            strongest = found.strongest(self.chunk_document)
-            return self.calibration.judge(loss, strongest, scored, read=True), True
-        default = self.attributor(RecoveryOptions(read=0, estimate="subsets"))
-        if attributor.like_default:
-            (found,) = default.unread([found.solution])
-        else:
-            (found,) = default.influences(None, [], measured.responses)
-        strongest = found.strongest(self.chunk_document)
-        comparable = attributor.like_default and not attributor.looks_at_chunks
-        return self.calibration.judge(loss, strongest, scored), comparable
-
-    def _spot_check(self) -> Any:
-        import numpy as np
-
-        from stride_cli.randomness import stream
-
-        order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
-        return np.sort(order[:_SPOT_CHECK])
+        return float(gradients_with_loss(self.steered[0], asked.batch)[1][1])  # remembered
 
     def _carrying(
-        self,
-        steered: SteeredModel,
-        query: Query,
-        responses: Any,
-        hits: Sequence[Hit],
-        batch: Batch | None = None,
+        self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
     ) -> dict[int, str]:
         from stride_cli.attribution.hit_passages import carrying_passages
 
-        return carrying_passages(steered, self.workspace, query, responses, hits, batch)
+        return carrying_passages(self.steered[0], self.workspace, query, responses, hits, batch)
 
     def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
         """Of each chunk, but for those `known`, the sentence most like the query."""
@@ -483,6 +619,70 @@ class Session:
         return likest_passages(self.workspace, query, chunks, known)
 
 
-def _together(attributor: Attributor, most: int | None = None) -> int:
+def _together(pipeline: Pipeline | Several, most: int | None = None) -> int:
     """How many prompts are asked in one pass: alone, where no chunks are read for them."""
-    return min(most or TOGETHER, attributor.together) if attributor.reads else 1
+    return min(most or TOGETHER, pipeline.together) if pipeline.settings.reads else 1
+
+
+def _raised(outcome: _Outcome | StrideError) -> _Outcome:
+    """The outcome, or its error raised."""
+    if isinstance(outcome, StrideError):
+        raise outcome
+    return outcome
+
+
+def _stacked(measured: Sequence[Measurement]) -> Measurement:
+    """Queries' measurements as one."""
+    first = measured[0]
+    if len(measured) == 1:
+        return first
+    scale = first.scale
+    if isinstance(scale, np.ndarray):
+        scale = np.concatenate([each.scale for each in measured], axis=-1)
+    return replace(
+        first,
+        responses=np.concatenate([each.responses for each in measured]),
+        y=np.concatenate([each.y for each in measured]),
+        losses=np.concatenate([each.losses for each in measured]),
+        scale=scale,
+    )
+
+
+def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -> _Asked:
+    """What several prompts, each asked alone, come to together: what supports any of them is added up.
+
+    Measurements are means, without those of tokens that responses are compared with. The certificate is that
+    of the prompt whose own is weakest; of several recoveries no recall is told, and no residual, so that no
+    document is backfilled by it.
+
+    Parameters
+    ----------
+    pipeline : by which they were found
+    one : Query      of `stride_cli.data.queries.pooled`
+    found : of each of its prompts
+    """
+    measured = [each.measurement for each in found]
+    responses = np.mean([each.responses for each in measured], axis=0)
+    together = replace(
+        measured[0],
+        responses=responses,
+        y=pipeline.explained(responses),
+        losses=np.mean([each.losses for each in measured], axis=0),
+        agreement=min((each.agreement for each in measured if each.agreement is not None), default=None),
+    )
+    seconds = {stage: sum(each.seconds[stage] for each in found) for stage in found[0].seconds}
+    solutions = [each.solution for each in found if each.solution is not None]
+    weakest = max(solutions, key=lambda each: each.relative_gap)
+    # the mean over prompts of what is above zero of every chunk's weight
+    chunks, places = np.unique(np.concatenate([each.indices for each in solutions]), return_inverse=True)
+    supports = np.maximum(np.concatenate([each.values for each in solutions]), 0.0)
+    weights = np.bincount(places, supports, minlength=len(chunks)) / len(solutions)
+    solution = replace(
+        weakest,
+        indices=chunks[weights > 0.0],
+        values=weights[weights > 0.0],
+        residual=np.zeros_like(weakest.residual),
+        exact=np.unique(np.concatenate([each.exact for each in solutions])),
+        recall=None,
+    )
+    return _Asked(one, one.batch(), together, seconds, solution)

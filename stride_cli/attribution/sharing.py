@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.answer import Answer, Refused
+from stride_cli.attribution.answer import Answer
 from stride_cli.attribution.options import QueryOptions, SharingOptions
 from stride_cli.attribution.session import TOGETHER, Session
 from stride_cli.errors import StrideError
@@ -167,7 +167,7 @@ class SharedSession:
         together: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         stop: bool = False,
-    ) -> Iterator[Answer | Refused]:
+    ) -> Iterator[Answer | StrideError]:
         """See `Session.outcomes`.
 
         Parameters
@@ -185,7 +185,7 @@ class SharedSession:
                 for outcome in outcomes:
                     bar.advance()
                     yield outcome
-                    if stop and isinstance(outcome, Refused):
+                    if stop and isinstance(outcome, StrideError):
                         return
         if broken:
             raise broken[0]
@@ -198,7 +198,7 @@ def prompts_of_a_share(total: int | None) -> int:
 
 def answer_prompts(
     session: Session, prompts: Sequence[Mapping[str, Any] | StrideError], *, options: QueryOptions
-) -> list[Answer | Refused]:
+) -> list[Answer | StrideError]:
     """A share of prompts, asked together."""
     return list(session.outcomes(prompts, options, together=len(prompts)))
 

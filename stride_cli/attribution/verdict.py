@@ -1,6 +1,6 @@
 """What may be concluded from an answer: clear, weak, or the model is guessing.
 
-An answer is held against those to prompts about which the corpus says nothing (`null_prompts`). Two things
+An answer is held against those to prompts about which the corpus says nothing (`nulls`). Two things
 are compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
 influence as a multiple of that loss). Where the model is not surer than after all but a few of the null
 prompts, it is *guessing*; where it is, and the strongest document is beyond all but as few of theirs, the
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.scale import Nats
+    from stride_cli.attribution.nats import Nats
     from stride_cli.schema.answer_records import JudgedRecord
 
 Word = Literal["clear", "weak", "guessing"]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.attributor import Attributor
     from stride_cli.attribution.options import SharingOptions
+    from stride_cli.attribution.pipeline import Measurement, Pipeline
     from stride_cli.attribution.session import Session
+    from stride_cli.attribution.several import Several
     from stride_cli.audit.samples import Sample
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.models.protocol import AttributableModel
@@ -69,7 +70,7 @@ def measure_effects(
     *,
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
-    """Loss and influences of each sample, as `Session.query` has them: by the same `Attributor`.
+    """Loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
 
     A text of several chunks counts as one query: its responses are those of its chunks, weighted by scored
     tokens.
@@ -116,17 +117,17 @@ def _block_effects(
     from stride_cli.attribution.options import RecoveryOptions
 
     samples, candidates = block
-    attributor = session.attributor(RecoveryOptions(lambda_ratio=lambda_ratio, read=0, estimate="subsets"))
-    responses, losses = _measure(attributor, samples)
-    found = attributor.influences(None, [], responses)
+    pipeline = session.pipeline(RecoveryOptions(lambda_ratio=lambda_ratio, read=0, estimate="subsets"))
+    measured = _measure(pipeline, samples)
+    found = pipeline.influences(None, [], measured)
     return [
-        _effect(float(loss), each.influences, own)
-        for loss, each, own in zip(losses, found, candidates, strict=True)
+        _effect(float(loss), each, own)
+        for loss, each, own in zip(measured.losses, found, candidates, strict=True)
     ]
 
 
-def _measure(attributor: Attributor, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
-    """Responses (q, C K) of C models and losses (q,) float64 of the samples."""
+def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measurement:
+    """How the subsets answer the samples, each as one query."""
     from stride_cli.data.batches import pad_batch
 
     rows = [(number, ids, weights) for number, s in enumerate(samples) for ids, weights in _rows(s)]
@@ -142,8 +143,7 @@ def _measure(attributor: Attributor, samples: Sequence[Sample]) -> tuple[np.ndar
             total[number] += weights.sum() / samples[number].scored * part
         return total
 
-    measured = attributor.measure(batches, gather=of_samples)
-    return measured.responses, measured.losses
+    return pipeline.measure(batches, gather=of_samples)
 
 
 def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:

@@ -113,8 +113,6 @@ def answered(
     given : "response", "span" and "instead" of prompts that have none of their own
     known : "together", see `Session.query_all`; or "total", the number of prompts that workers share
     """
-    from stride_cli.attribution.answer import Refused
-
     waiting: deque[Prompt] = deque()  # for their outcome
 
     def asked() -> Iterator[Mapping[str, Any] | StrideError]:
@@ -124,8 +122,8 @@ def answered(
 
     for outcome in session.outcomes(asked(), options, stop=bad.stops, **known):
         prompt = waiting.popleft()
-        if isinstance(outcome, Refused):
-            _take(bad, prompt, outcome.error)
+        if isinstance(outcome, StrideError):
+            _take(bad, prompt, outcome)
         else:
             yield prompt, outcome
 

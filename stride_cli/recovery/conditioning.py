@@ -18,7 +18,7 @@ twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,27 +33,19 @@ _STEPS, _EXACT = 200, 1e-6  # of conjugate gradients, at most, and what is left 
 _LEAST_NOISE, _ROUNDED = 1e-3, 1e-4
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of every chunk before the responses are looked at.
-
-    Attributes
-    ----------
-    means : (n,) float64          μ
-    variances : (n,) float64      τ², 0 of what is known exactly
-    """
-
-    means: np.ndarray
-    variances: np.ndarray
-
-
 def tell(n_chunks: int, n_subsets: int) -> bool:
     """Whether so many subsets say enough of single chunks to be asked."""
     return n_chunks <= min(_MOST, _MOST_A_SUBSET * n_subsets)
 
 
 def corrections(
-    columns: np.ndarray, response: np.ndarray, known: Known, *, exact: bool, intercept: bool
+    columns: Any,
+    response: np.ndarray,
+    means: np.ndarray,
+    variances: np.ndarray,
+    *,
+    exact: bool,
+    intercept: bool,
 ) -> np.ndarray:
     """E[w | y] − μ, (n,) float64.
 
@@ -61,19 +53,19 @@ def corrections(
     ----------
     columns : (n, d) integers      the subsets that hold each chunk
     response : (K,) float64        y, on the scale of subset sums
-    known : Known
+    means, variances : (n,) float64      μ, and τ², 0 of what is known exactly
     exact : bool                   whether y is M w; else what is left of y is noise as far as the variances
                                    do not explain it
     intercept : bool               whether there is a constant c
     """
-    system = _System(Design(columns, len(response)), known.variances)
+    system = _System(Design(columns, len(response)), variances)
     response = np.asarray(response, np.float64)
-    left = response - system.sums(known.means)
+    left = response - system.sums(means)
     if intercept:
         left = left - left.mean()
     noise = max(_LEAST_NOISE * float(system.diagonal.mean()), _ROUNDED * float(response.var()))
     if not (noise > 0 and system.diagonal.any()):  # all is known
-        return np.zeros(len(known.means))
+        return np.zeros(len(means))
     if not exact:
         noise = max(noise, float(np.square(left).mean() - system.diagonal.mean()))
     z = system.solve(left, noise)

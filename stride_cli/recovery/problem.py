@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +12,9 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
 from stride_cli.recovery.pool import ROUGH, Penalty, Pool
 from stride_cli.recovery.screening import Candidates, Design
+
+if TYPE_CHECKING:
+    from stride_cli.recovery.recall import Recall
 
 # columns that a scan collects: more means fewer passes where λ is small, and more to search in each; the
 # second number below _SMALL λ_max
@@ -39,6 +44,9 @@ class Solution:
     r_squared : float            share of ‖y − ȳ‖² (or ‖y‖²) that b + M w explains; 0.0 where y is constant
     residual : (K,) float64      y − b − M w
     n_chunks : int               n
+    exact : (t,) int64           chunks whose weight is an exact value, ascending
+    recall : Recall or None      how many of the strongest chunks are among these, where that can be told
+    lasso : Solution or None     the Lasso's own, where weights have changed since; the certificate is of this
     """
 
     indices: np.ndarray
@@ -54,6 +62,17 @@ class Solution:
     r_squared: float
     residual: np.ndarray
     n_chunks: int
+    exact: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    recall: Recall | None = None
+    lasso: Solution | None = None
+
+
+def dense(found: Sequence[Solution], dtype: type = np.float64) -> np.ndarray:
+    """Weights of all chunks of several solutions, (Q, n)."""
+    weights: np.ndarray = np.zeros((len(found), found[0].n_chunks), dtype)
+    for row, each in zip(weights, found, strict=True):
+        row[each.indices] = each.values
+    return weights
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,11 @@ def document_influences(solution: Solution, chunk_document: Any) -> tuple[np.nda
     return documents, influence, _TIE * float(np.abs(solution.values).sum())
 
 
+def strongest_document(solution: Solution, chunk_document: Any) -> float:
+    """Influence of the document that supports most; 0 where none does. (n,) int64, mapped or not."""
+    return float(document_influences(solution, chunk_document)[1].max(initial=0.0))
+
+
 def count_neighbours(columns: Any, chunk_ids: np.ndarray | Sequence[int]) -> np.ndarray:
     """How many other chunks share at least d − 1 subsets with each given one (d = 1: the subset): (len,)
     int64.

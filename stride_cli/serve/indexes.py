@@ -101,7 +101,7 @@ class ServedIndex:
 
     def reads(self, options: QueryOptions) -> int:
         """Count the chunks that a query reads: several queries in one pass are cheaper."""
-        return self._session.attributor(options).reads if self._session is not None else 0
+        return self._session.pipeline(options).settings.reads if self._session is not None else 0
 
     def keep(self, prompt: Mapping[str, str], options: QueryOptions, answer: Answer) -> None:
         """Remember an answer for what is asked about it next."""
@@ -155,7 +155,7 @@ class ServedIndex:
             "documents": index.n_documents,
             "subsets": index.n_subsets,
             "calibrated": session.calibration is not None,
-            "reads": session.attributor().reads,
+            "reads": session.pipeline().settings.reads,
             "by_token": operators.direct_scale is not None,
             "chat": bool(getattr(session.model.tokenizer, "chat_template", None)),
         }

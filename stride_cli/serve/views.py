@@ -79,7 +79,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     UsageError      they cannot be read with these operators
     """
     from stride_cli.attribution.by_token import token_influences
-    from stride_cli.attribution.scale import Scale
+    from stride_cli.attribution.nats import Scale
 
     begun = time.perf_counter()
     answer, session = index.answer(prompt, options), index.session()

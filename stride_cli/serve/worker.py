@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.errors import StrideError
 from stride_cli.serve.options import MOST_WAITING
 from stride_cli.serve.refusals import Refusal
 
@@ -115,15 +116,13 @@ class Worker:
 
 def _answer(jobs: list[Ask]) -> None:
     """Answer prompts in one pass; an error that is none of a prompt's is every one's without an answer."""
-    from stride_cli.attribution.answer import Refused
-
     waiting = iter(jobs)
     try:
         first = jobs[0]
         for outcome in first.index.session().outcomes([job.prompt for job in jobs], first.options):
             future = next(waiting).future
-            if isinstance(outcome, Refused):
-                future.set_exception(outcome.error)
+            if isinstance(outcome, StrideError):
+                future.set_exception(outcome)
             else:
                 future.set_result(outcome)
     except BaseException as error:

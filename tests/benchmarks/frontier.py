@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from index_format.design import build_columns
-from stride_cli.attribution.additive import additive_measurement
 from stride_cli.attribution.defaults import SHRINKAGE, recovery_defaults
-from stride_cli.attribution.direct_readout import projected_influences, query_gradients, second_estimates
+from stride_cli.attribution.direct import query_gradients
+from stride_cli.attribution.estimates import Estimates
+from stride_cli.attribution.pipeline import additive_measurement
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.language.language_recipe import was_finetuned
 from stride_cli.operators.closed import fit_spaces
@@ -40,9 +41,9 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
 from stride_cli.prove.resampling import Resampler
+from stride_cli.recovery.candidates import candidates, with_weights
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import LassoSettings, Solution
-from stride_cli.recovery.refinement import candidates, with_weights
 from stride_cli.recovery.shrinkage import shrink
 from stride_cli.research.evaluation.metrics import lds, measured_response, predicted_response
 from stride_cli.research.training.truth import Truth
@@ -133,17 +134,17 @@ def readouts(
     asked = query_gradients(steered, batches)
     tokens = settings.batch_tokens
     products = gradient_products(steered, asked, task.chunks, batch_tokens=tokens)
-    pairs = second_estimates([], queries, batches, task).values
-    seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None, ("pairs", 0): pairs}
+    seconds: dict[tuple[str, int], np.ndarray | None] = {("recovery", 0): None}
     for size in BYTES:
         _, made = go_over_corpus(steered, task.chunks, PassSettings(tokens, size, settings.seed))
         seen = np.ones(task.n_chunks, np.uint8)
         kept = Operators(list(steered.spaces), [], steered.layer, "closed", seen, projections=made)
         projected = SteeredModel.of(task.model, kept)
-        alone = projected_influences([projected], batches, task.n_chunks)
-        assert alone is not None
-        seconds["projections", size] = alone.values
-        seconds["pairs and projections", size] = second_estimates([projected], queries, batches, task).values
+        found, every = Estimates.of(projected, queries, batches, task), slice(0, task.n_chunks)
+        each = [found.of_query(query) for query in range(len(queries))]
+        seconds["pairs", 0] = np.stack([own.pairs.standard(every) for own in each])
+        seconds["projections", size] = np.stack([own.by_projections(every) for own in each])
+        seconds["pairs and projections", size] = np.stack([own.strength(every) for own in each])
     return products.sum(axis=0).astype(np.float32), seconds, sum(space.gate_size for space in steered.spaces)
 
 
@@ -199,7 +200,7 @@ def read(
     influences = (direct - direct.mean(axis=1, keepdims=True)) * n_subsets / columns.size
     estimates = [None] * len(solutions) if second is None else second
     chosen = [
-        candidates([columns], solution, count, estimate)
+        candidates(columns, solution, count, None if estimate is None else estimate.__getitem__)
         for solution, estimate in zip(solutions, estimates, strict=True)
     ]
     order = np.argsort(-direct, axis=1)

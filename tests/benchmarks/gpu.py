@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from index_format.design import build_columns
-from stride_cli.attribution.direct_readout import query_gradients
+from stride_cli.attribution.direct import query_gradients
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators import closed

@@ -19,20 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from stride_cli.attribution.attributor import Attributor
-from stride_cli.attribution.direct_readout import chunk_influences, query_gradients, second_estimates
-from stride_cli.attribution.estimated import Estimates, Read, projected_part, with_estimates
+from stride_cli.attribution.direct import Exact, influence_unit, query_gradients
+from stride_cli.attribution.estimates import Estimates, Posteriors, Shared
 from stride_cli.attribution.session import Session
-from stride_cli.attribution.shared_influence import Shared
 from stride_cli.data.query_files import read_queries
 from stride_cli.operators.gradients import chunk_gradients
 from stride_cli.operators.projections import Projector
 from stride_cli.operators.redundancy import Redundancy
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit, progress
-from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.candidates import candidates
+from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.recall import CONFIDENCE, TOP, counts_others, stated_recall
-from stride_cli.recovery.refinement import Debiased, candidates
 from tests.benchmarks._machine import machine
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -45,19 +43,18 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     workspace, operators = session.workspace, session.operators
     queries = read_queries(workspace, given.queries)
     queries = queries.take(range(given.first, len(queries)))
-    attributor: Attributor = session.attributor()
+    pipeline = session.pipeline()
+    settings, columns = pipeline.settings, session.designs.columns
     batches = [queries.batch(group) for group in queries.groups(4096)]
-    measured = attributor.measure(batches)
-    solutions = recovered(attributor, batches, measured.responses)
+    measured = pipeline.measure(batches)
+    solutions = solve_batch(columns, measured.y, settings.lasso, n_subsets=operators.n_subsets)
     steered, n_chunks = SteeredModel.of(workspace.model, operators), workspace.n_chunks
     exact, projectors = look(steered, workspace, batches, given.sizes)
-    # of any chunks: what turns products into influences is the queries' alone
-    some = np.arange(2)
-    unit = chunk_influences(
-        [steered], batches, workspace.chunks, some, measured.responses, session.designs.row_sizes
-    ).unit
-    influences = unit.influences([exact])
-    ridges = [0.0, attributor.redundancy] if attributor.redundancy else [0.0]
+    factors, offsets = influence_unit(
+        operators, workspace.chunks.typical, measured.responses, session.designs.row_sizes
+    )
+    influences = factors[:, None] * exact - offsets[:, None]
+    ridges = [0.0, settings.redundancy] if settings.redundancy else [0.0]
     about = {
         "benchmark": "recall",
         "chunks": n_chunks,
@@ -67,27 +64,23 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     for (size, projector), ridge in product(projectors.items(), ridges):
         kept = replace(operators, projections=projector.projections(), shared=None)
-        seconds = second_estimates([SteeredModel.of(workspace.model, kept)], queries, batches, workspace)
-        asked = [each.asked for each in seconds.projected]
-        directions = [kept.redundancy] if ridge else []
+        estimates = Estimates.of(SteeredModel.of(workspace.model, kept), queries, batches, workspace)
+        directions = kept.redundancy if ridge else None
         # what an answer ranks by where every chunk is read
-        shown = influences - common(directions, influences, unit.offset, ridge)
+        shown = influences - common(directions, influences, offsets, ridge)
         top = np.argsort(-shown, axis=1)[:, :TOP]
         for count in READ:
             found, stated = [], []
             for query, solution in enumerate(solutions):
-                debiased = Debiased(session.designs.each, solution)
-                guides = seconds.guide(query), seconds.alone(query)
-                chosen = candidates(session.designs.each, solution, count, *guides, estimate=debiased)
-                odds = seconds.odds(query, chosen, [exact[query, chosen.chunks]])
+                own = estimates.of_query(query, solution)
+                chosen = candidates(columns, solution, count, own.strength, own.by_projections)
+                read = Exact(chosen, exact[query, chosen.chunks], factors[query], offsets[query])
+                odds = own.odds(read, chosen.margins)
                 assert odds is not None
-                values = influences[query, chosen.chunks]
-                read = Read(chosen.chunks, values, float(unit.offset[query]), directions, ridge)
-                part = projected_part(asked, unit, query)
-                pairs = None if seconds.pairs is None else seconds.pairs.of(query)
-                others = Estimates.of(n_chunks, part, read, pairs)
-                _, above = with_estimates(solution, read, others, top=TOP)
-                known = others.shared_out(chosen.chunks, values)
+                others = Posteriors.learnt(n_chunks, own.projected(read), read, own.pairs, directions, ridge)
+                known = others.shared_out(read)
+                most = np.sort(known)[::-1][:TOP]
+                above = others.kept(chosen.chunks, most)[2] if counts_others(count) else None
                 stated.append(stated_recall(known, odds, n_chunks, above).at_least)
                 found.append(int(np.isin(top[query], chosen.chunks).sum()))
             held = np.array(found) >= np.array(stated)
@@ -111,20 +104,14 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def common(
-    directions: Sequence[Redundancy], influences: np.ndarray, means: np.ndarray, ridge: float
+    directions: Redundancy | None, influences: np.ndarray, means: np.ndarray, ridge: float
 ) -> np.ndarray:
     """What chunks share of the influences of all, (Q, n), which leave out these means."""
-    if not directions:
+    if directions is None:
         return np.zeros_like(influences)
     every = np.arange(influences.shape[1])
     seen = [[(every, own + mean, 1.0)] for own, mean in zip(influences, means, strict=True)]
     return np.stack([Shared.of(directions, ridge, each)[:] for each in seen])
-
-
-def recovered(attributor: Attributor, batches: list[Any], responses: np.ndarray) -> list[Solution]:
-    """What the subsets alone say of the queries."""
-    alone = replace(attributor, options=replace(attributor.options, read=0, estimate="subsets"))
-    return [found.solution for found in alone.influences(None, batches, responses)]
 
 
 def look(

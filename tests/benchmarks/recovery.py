@@ -334,7 +334,7 @@ def growth(columns: np.ndarray, n_subsets: int, repeats: int) -> Iterator[dict[s
 def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
     """y from the operators of an index, for chunks of it: over its own design, and over n columns."""
     from stride_cli.api import Session
-    from stride_cli.attribution.additive import additive_measurement
+    from stride_cli.attribution.pipeline import additive_measurement
     from stride_cli.data.batches import ChunkReader
     from stride_cli.operators.linear_response import measure_linear_with_loss
 

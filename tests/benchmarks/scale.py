@@ -9,7 +9,7 @@ Parts, each of every size in a process of its own:
 
 - `build`: bytes a chunk of every array, and memory (anonymous pages, the peak above what was held before).
 - `open`: `Session.open`, the first time (all digests are compared) and again.
-- `recover`: responses that planted chunks give, with noise, recovered through `Attributor.influences` at the
+- `recover`: responses that planted chunks give, with noise, recovered through `Pipeline.influences` at the
   default λ, in bare passes over the columns (the solver's own scan with a floor that none reaches); then
   `rank_documents`. Planted chunks have to come out on top, the certificate has to hold by a brute force over
   all n scores.
@@ -201,7 +201,7 @@ def recovering(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
     from stride_cli.recovery.screening import Design
 
     session = Session.open(folder / f"{chunks}.stride")
-    attributor = session.attributor(RecoveryOptions(read=0, estimate="subsets"))
+    pipeline = session.pipeline(RecoveryOptions(read=0, estimate="subsets"))
     design = Design(session.designs.columns, session.index.n_subsets)
     rng = np.random.default_rng(1)
     planted = np.sort(rng.choice(design.n_chunks, PLANTED, replace=False))
@@ -210,12 +210,12 @@ def recovering(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
     np.add.at(exact, design.rows(planted), weights[:, None])
     for noise, repeats in NOISES.items():
         sums = exact + noise * rng.standard_normal(design.n_subsets)
-        yield {"noise": noise} | recovered(session, attributor, design, sums, repeats, planted, weights)
+        yield {"noise": noise} | recovered(session, pipeline, design, sums, repeats, planted, weights)
 
 
 def recovered(
     session: Any,
-    attributor: Any,
+    pipeline: Any,
     design: Any,
     sums: np.ndarray,
     repeats: int,
@@ -223,19 +223,22 @@ def recovered(
     weights: np.ndarray,
 ) -> dict[str, Any]:
     """What recovering from these sums over subsets, and ranking documents, takes, and whether it is right."""
+    from stride_cli.attribution.pipeline import Measurement
     from stride_cli.recovery.ranking import rank_documents
 
     columns, sizes = session.designs.columns, session.designs.row_sizes
     # what subsets answer is a mean over their chunks: `additive_measurement` makes sums of it
     responses = (sums / (np.maximum(sizes, 1) / sizes.mean()))[None]
-    explained = attributor.explained(responses)[0]
+    explained = pipeline.explained(responses)
+    measured = Measurement(columns, responses, explained, np.ones(1), "linear", None)
+    explained = explained[0]
 
     def ask() -> Any:
-        return attributor.influences(None, [], responses)[0]
+        return pipeline.influences(None, [], measured)[0]
 
     def rank(found: Any) -> Any:
         return rank_documents(
-            found.influences,
+            found,
             columns,
             session.chunk_document,
             top=10,
@@ -261,7 +264,7 @@ def recovered(
     least = {name: min(each) for name, each in seconds.items()}
     return {
         "subsets": design.n_subsets,
-        "lambda_ratio": attributor.settings.lambda_ratio,
+        "lambda_ratio": pipeline.settings.lasso.lambda_ratio,
         "planted": PLANTED,
         "processor_seconds": least,
         "passes_recover": least["recover"] / least["bare pass"],

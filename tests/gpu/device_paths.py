@@ -73,7 +73,7 @@ class Paths:
 
     def query(self) -> list[np.ndarray]:
         """Linear and exact measurement, reading, estimates by projections."""
-        from stride_cli.attribution.direct_readout import projected_influences, query_gradients
+        from stride_cli.attribution.direct import query_gradients
         from stride_cli.operators.exact_response import measure_exact
         from stride_cli.operators.gates import PackedGates, gate_rows
         from stride_cli.operators.gradients import gradient_products
@@ -95,7 +95,8 @@ class Paths:
         operators.gates = kept
         asked = query_gradients(steered, [batch])
         found.append(gradient_products(steered, asked, self.chunks, np.arange(5, 20)).sum(axis=0))
-        assert projected_influences([steered], [batch], self.chunks.n_chunks) is not None
+        assert operators.projections is not None
+        found.append(operators.projections.asked(asked).estimates(0, self.chunks.n_chunks))
         return found
 
     def projections(self) -> list[np.ndarray]:

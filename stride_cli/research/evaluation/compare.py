@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.attribution.scale import fit_scale
+from stride_cli.attribution.nats import fit_scale
 from stride_cli.errors import UsageError
 from stride_cli.prove.resampling import DRAWS, Draws, Estimate, Interval, Resampler
 from stride_cli.research.evaluation import metrics

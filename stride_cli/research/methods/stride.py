@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.attributor import Attributor, dense
 from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.several import Several, mean_solution, open_pipeline
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FLAT, ClosedOptions, train_options
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.options import own, takes
 from stride_cli.output import progress
+from stride_cli.recovery.lasso import solve_path
+from stride_cli.recovery.problem import dense
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.pipeline import Measurement, Pipeline
     from stride_cli.data.query_set import QuerySet
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
-    from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
 _DIRECT_BYTES = 4 << 30
@@ -66,7 +69,7 @@ class StrideMethod:
         self._stored = stored
         # which model (see `_open`), and its operators
         self._fitted: list[tuple[str | int | None, Operators]] = []
-        self._measured: dict[str, np.ndarray] = {}  # the last queries' responses, whatever λ is
+        self._measured: dict[str, Measurement] = {}  # the last queries', whatever λ is
 
     def fit(self, workspace: Workspace) -> None:
         """Fit the operators of every checkpoint.
@@ -101,7 +104,7 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
-        alone = not self._attributor().looks_at_chunks
+        alone = not self._pipeline().settings.looks_at_chunks
         self.active_bound = self._designs.n_subsets if alone else None
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
@@ -163,44 +166,53 @@ class StrideMethod:
         ------
         UsageError      with read
         """
-        attributor, responses = self._attributor(), self._responses(queries)
-        for start in range(0, len(responses), QUERY_BLOCK):
-            part = responses[start : start + QUERY_BLOCK]
-            yield [dense(found, np.float32) for found in attributor.path(part, lambda_ratios)]
+        if self._recovery.read:
+            raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
+        pipeline, measured = self._pipeline(), self._measure(queries)
+        settings = pipeline.settings.subsets_alone()
+        for start in range(0, len(queries), QUERY_BLOCK):
+            part = measured.take(slice(start, start + QUERY_BLOCK))
+            runs = [
+                solve_path(each.columns, own.y, lambda_ratios, settings.lasso, n_subsets=own.y.shape[1])
+                for each, own in pipeline.parts(part)
+            ]
+            yield [
+                dense(
+                    [settings.shrunk(mean_solution(each)) for each in zip(*models, strict=True)], np.float32
+                )
+                for models in zip(*runs, strict=True)
+            ]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: relative influences; zero outside of the solution and of what was read."""
-        attributor = self._attributor()
-        responses = self._responses(queries)
+        pipeline, measured = self._pipeline(), self._measure(queries)
+        looks = pipeline.settings.looks_at_chunks
         # chunks that are read are read for a block of queries in one pass
-        blocks = max(1, attributor.together // QUERY_BLOCK) if attributor.looks_at_chunks else 1
-        block = blocks * QUERY_BLOCK
-        for start in range(0, len(responses), block):
-            rows = np.arange(start, min(start + block, len(responses)))
-            reading = queries.groups(QUERY_TOKENS, rows) if attributor.looks_at_chunks else []
-            batches = [queries.batch(group) for group in reading]
-            found = attributor.influences(queries.take(rows), batches, responses[rows])
+        block = QUERY_BLOCK * (max(1, pipeline.together // QUERY_BLOCK) if looks else 1)
+        for start in range(0, len(queries), block):
+            rows = np.arange(start, min(start + block, len(queries)))
+            batches = [queries.batch(group) for group in queries.groups(QUERY_TOKENS, rows)] if looks else []
+            found = pipeline.influences(queries.take(rows), batches, measured.take(rows))
             for first in range(0, len(found), QUERY_BLOCK):
                 yield dense(found[first : first + QUERY_BLOCK], np.float32)
 
-    def _attributor(self) -> Attributor:
+    def _pipeline(self) -> Pipeline | Several:
         """The pipeline, with one model at a time loaded."""
-        return Attributor(
-            operators=[operators for _, operators in self._fitted],
-            load=lambda number: self._open(self._fitted[number][0]),
-            designs=self._designs,
-            workspace=self._task,
-            defaults=self._defaults,
-            options=self._recovery,
-        )
 
-    def _responses(self, queries: QuerySet) -> np.ndarray:
-        """Responses (Q, C K) float64 of all queries; measured once, whatever λ is."""
+        def load(number: int) -> SteeredModel:
+            which, operators = self._fitted[number]
+            return SteeredModel.of(self._open(which), operators)
+
+        operators = [operators for _, operators in self._fitted]
+        return open_pipeline(operators, load, self._designs, self._task, self._defaults, self._recovery)
+
+    def _measure(self, queries: QuerySet) -> Measurement:
+        """How the subsets answer all queries; measured once, whatever λ is."""
         key = queries.fingerprint()
         if key not in self._measured:
             batches = [queries.batch(rows) for rows in queries.groups(QUERY_TOKENS)]
             self._measured.clear()
-            self._measured[key] = self._attributor().measure(batches).responses
+            self._measured[key] = self._pipeline().measure(batches)
         return self._measured[key]
 
 
@@ -282,7 +294,7 @@ class DirectReadout:
 
     def _pass(self, settings: Any, steered: SteeredModel, queries: QuerySet) -> np.ndarray:
         """Scores (Q, n): dot products in every space, summed."""
-        from stride_cli.attribution.direct_readout import query_gradients
+        from stride_cli.attribution.direct import query_gradients
         from stride_cli.operators.gradients import gradient_products
 
         batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.attribution.attributor import Attributor
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.several import open_pipeline
 from stride_cli.audit.control_sets import Controls, steepness
 from stride_cli.audit.effect import Candidates, _effect, _measure, measure_losses
 from stride_cli.audit.samples import Sample
@@ -18,6 +19,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.designs import Designs
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.recovery.problem import Solution
 from stride_cli.training.language_trainer import query_losses
 from tests.tiny_chunks import MemoryIndex
@@ -72,14 +74,19 @@ def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: Chu
     design = Designs.drawn(chunks.n_chunks, 12, 3, 1)
     operators = fit_closed(model, chunks, np.asarray(design.columns), 12, settings)
     defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
+    defaults |= {"redundancy": 0.0}
     workspace = Workspace(MemoryIndex(chunks.n_chunks), model, chunks, 0)
-    attributor = Attributor([operators], lambda number: model, design, workspace, defaults)
+    steered = SteeredModel.of(model, operators)
+    pipeline = open_pipeline(
+        [operators], lambda number: steered, design, workspace, defaults, RecoveryOptions(read=0)
+    )
     samples = [sample("long", 20, 20, 4), sample("short", 7), sample("two", 9, 3)]
     rows = rows_of(samples)
-    each = attributor.measure([rows.batch(np.array([number])) for number in range(len(rows))])
+    each = pipeline.measure([rows.batch(np.array([number])) for number in range(len(rows))])
     share = np.array([[19, 19, 3, 0, 0, 0], [0, 0, 0, 6, 0, 0], [0, 0, 0, 0, 8, 2]], float)
     share /= share.sum(axis=1, keepdims=True)
-    responses, losses = _measure(attributor, samples)
+    measured = _measure(pipeline, samples)
+    responses, losses = measured.responses, measured.losses
     scale = np.abs(each.responses).max()
     np.testing.assert_allclose(responses, share @ each.responses, rtol=1e-4, atol=1e-5 * scale)
     np.testing.assert_allclose(losses, share @ each.losses, rtol=1e-5)

@@ -128,7 +128,7 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
 def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: Path) -> None:
     """By its share; the whole document's is not the sum of its chunks'."""
     from stride_cli.api import Session
-    from stride_cli.attribution.scale import CeilingScale
+    from stride_cli.attribution.nats import CeilingScale
 
     answer = Session.open(workspace / "run.stride").query("The French Revolution began in", response=" 1789")
     scale = CeilingScale(8.0, 0.3, 0.5, 0.9, 3, 288)
@@ -148,12 +148,12 @@ def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: 
 def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
     from stride_cli.api import Session
-    from stride_cli.attribution.calibration import calibrate
-    from stride_cli.attribution.scale import measure_scale, scale_of
+    from stride_cli.attribution.calibration import calibrate, measure_scale
+    from stride_cli.attribution.nats import scale_of
 
-    attributor = Session.open(index).attributor()
-    measured = measure_scale(attributor, 1)
-    calibrate(attributor, 20, measured)
+    pipeline = Session.open(index).pipeline()
+    measured = measure_scale(pipeline, 1)
+    calibrate(pipeline, 20, measured)
     scale = measured.to_record()
     chunks = Index.open(index).n_chunks
     assert scale["models"] == 1 and scale["correlation"] > 0.5

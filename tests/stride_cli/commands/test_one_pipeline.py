@@ -79,10 +79,9 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
     scores = score_all(method, QuerySet.from_queries([query_of(sample)]))[0]
     np.testing.assert_array_equal(scores, expected.astype(np.float32))
 
-    attributor = session.attributor(RecoveryOptions(**options))
-    responses, losses = _measure(attributor, [sample])
-    np.testing.assert_array_equal(responses[0], answer.responses)
-    assert losses[0] == answer.loss
+    measured = _measure(session.pipeline(RecoveryOptions(**options)), [sample])
+    np.testing.assert_array_equal(measured.responses[0], answer.responses)
+    assert measured.losses[0] == answer.loss
     if settings != ALONE:  # as the audit asks
         return
     everything = Candidates(np.arange(session.index.n_chunks), np.ones(session.index.n_chunks))
@@ -107,6 +106,6 @@ def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
     together = score_all(method, QuerySet.from_queries(queries))
     largest = np.abs(alone).max(axis=1, keepdims=True)
     np.testing.assert_allclose(together / largest, alone / largest, atol=1e-4)
-    responses, _ = _measure(session.attributor(), samples)
+    responses = _measure(session.pipeline(), samples).responses
     asked = np.stack([answer.responses for answer in answers])
     np.testing.assert_allclose(responses, asked, rtol=1e-4, atol=1e-6 * np.abs(asked).max())

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from stride_cli.attribution.answer import Refused
 from stride_cli.commands.prompts import BadInput, Prompt, answered, count_prompts, read_prompts
 from stride_cli.data.query_files import named_file
 from stride_cli.errors import QueryError, StrideError, UsageError
@@ -106,9 +105,9 @@ class Session:
     def outcomes(self, prompts: Any, options: Any, *, stop: bool) -> Any:
         for prompt in list(prompts):  # all are read before the first is answered
             if isinstance(prompt, StrideError):
-                yield Refused(prompt)
+                yield prompt
             elif prompt["prompt"] == "bad":
-                yield Refused(QueryError("the prompt is bad", fix="another"))
+                yield QueryError("the prompt is bad", fix="another")
             else:
                 yield prompt["prompt"]
 

@@ -199,9 +199,9 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One measurement, one reading, one recovery; one that cannot be answered harms no other."""
-    from stride_cli.attribution import direct_readout, measuring
-    from stride_cli.attribution.answer import Refused
-    from stride_cli.attribution.attributor import Attributor
+    from stride_cli.attribution import direct
+    from stride_cli.attribution.pipeline import Pipeline
+    from stride_cli.errors import StrideError
 
     session = server.service.shelf.find(None).session()
     options = QueryOptions(top=5, passages="like")
@@ -213,23 +213,22 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
     def counted(name: str, function: Any) -> Any:
         return lambda *given, **named: calls.append(name) or function(*given, **named)
 
-    monkeypatch.setattr(measuring, "measure_batch", counted("measure", measuring.measure_batch))
-    reading = counted("read", direct_readout.chunk_influences)
-    monkeypatch.setattr(direct_readout, "chunk_influences", reading)
+    monkeypatch.setattr(Pipeline, "_measure_batch", counted("measure", Pipeline._measure_batch))
+    monkeypatch.setattr(direct, "exact_products", counted("read", direct.exact_products))
     together = list(session.outcomes(prompts, options))
     assert calls == ["measure", "read"]
     for one, other in zip(alone, together, strict=True):
-        assert isinstance(one, Refused) == isinstance(other, Refused)
-        if isinstance(one, Refused):
-            assert isinstance(other, Refused) and one.error.message == other.error.message
+        assert isinstance(one, StrideError) == isinstance(other, StrideError)
+        if isinstance(one, StrideError):
+            assert isinstance(other, StrideError) and one.message == other.message
             continue
-        assert not isinstance(other, Refused)
+        assert not isinstance(other, StrideError)
         assert_alike(dict(one.to_record()), dict(other.to_record()))
         np.testing.assert_allclose(other.responses, one.responses, atol=1e-4 * np.abs(one.responses).max())
-    assert [isinstance(each, Refused) for each in together] == [False, False, False, True, False, True]
+    assert [isinstance(each, StrideError) for each in together] == [False, False, False, True, False, True]
     # a measurement that fails of one is made of each alone
     calls.clear()
-    whole = Attributor.measure
+    whole = Pipeline.measure
 
     def fragile(self: Any, batches: Any, **named: Any) -> Any:
         found = whole(self, batches, **named)
@@ -237,7 +236,7 @@ def test_prompts_are_answered_in_one_pass_as_each_alone(
             raise NumericalError("not finite", fix="fp32")
         return found
 
-    monkeypatch.setattr(Attributor, "measure", fragile)
+    monkeypatch.setattr(Pipeline, "measure", fragile)
     again = list(session.outcomes(prompts[:3], options))
     for one, other in zip(alone, again, strict=False):
         assert_alike(dict(one.to_record()), dict(other.to_record()))  # type: ignore[union-attr]

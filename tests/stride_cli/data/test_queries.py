@@ -126,7 +126,7 @@ def test_prompts_are_put_as_the_corpus_is(model, counts, chat, template, form) -
 
 @pytest.mark.parametrize(("template", "form"), [(True, "chat"), (False, "lines")])
 def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> None:
-    from stride_cli.attribution.null_prompts import _around
+    from stride_cli.attribution.nulls import _around
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.documents import Document
     from stride_cli.models.language.bpe import train_bpe

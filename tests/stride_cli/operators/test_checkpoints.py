@@ -17,7 +17,7 @@ import pytest
 from index_format.errors import IndexIncomplete, IndexMismatch
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.attribution.additive import additive_measurement
+from stride_cli.attribution.pipeline import additive_measurement
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import register
@@ -162,10 +162,10 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
 
     document = Document(id="q", text=PROMPT + " began in 1789.", source="benchmark", line=1)
     (sample,) = tokenize_samples(session.model.tokenizer, [document], block_size=64)
-    responses, losses = _measure(session.attributor(), [sample])
+    measured = _measure(session.pipeline(), [sample])
     asked = session.query(Query(PROMPT, "", sample.ids[0], sample.weights[0], False))
-    np.testing.assert_allclose(responses[0], asked.responses, rtol=1e-5, atol=1e-9)
-    assert losses[0] == pytest.approx(asked.loss)
+    np.testing.assert_allclose(measured.responses[0], asked.responses, rtol=1e-5, atol=1e-9)
+    assert measured.losses[0] == pytest.approx(asked.loss)
 
 
 def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:

@@ -16,8 +16,9 @@ from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import GroupWriter
 from stride_cli import api, parallel
-from stride_cli.attribution.direct_readout import projected_influences
+from stride_cli.attribution.estimates import Estimates
 from stride_cli.corpus.build import append_to_index
+from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
@@ -108,9 +109,9 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
         session = api.Session.open(copied, model=api.open_model(Index.open(copied), device="cpu"))
         query = api.as_query(session.model, "The Directory", response="followed the Convention")
         steered = SteeredModel.of(session.model, session.operators)
-        found = projected_influences([steered], [query.batch()], n_chunks)
-        assert found is not None
-        return found.values[0]
+        asked = QuerySet.from_queries([query])
+        found = Estimates.of(steered, asked, [query.batch()], session.workspace).of_query(0)
+        return found.by_projections(slice(0, n_chunks))
 
     unknown = estimates()[before:]
     assert (unknown == unknown[0]).all() and abs(unknown[0]) < 0.1

@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 
 from index_format.errors import IndexDamaged
 from index_format.shards import ShardedArray
-from stride_cli.attribution import direct_readout
-from stride_cli.attribution.direct_readout import (
-    SecondEstimates,
-    chunk_influences,
-    projected_influences,
-    query_gradients,
-    second_estimates,
-)
+from stride_cli.attribution import estimates as estimating
+from stride_cli.attribution.direct import Exact, exact_products, influence_unit, query_gradients
+from stride_cli.attribution.estimates import Estimates
 from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
@@ -45,8 +40,8 @@ from stride_cli.operators.projections import (
 )
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
+from stride_cli.recovery.candidates import Candidates, candidates
 from stride_cli.recovery.problem import Solution
-from stride_cli.recovery.refinement import Chosen, candidates
 
 K, DEGREE, BYTES = 24, 3, 128
 
@@ -227,10 +222,11 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     responses = measure_linear(steered, asked)
     sizes = np.bincount(columns.reshape(-1), minlength=K)
     rows = np.arange(chunks.n_chunks)
-    exact = chunk_influences([steered], [asked], chunks, rows, responses, sizes).influences
-    estimates = projected_influences([steered], [asked], chunks.n_chunks)
-    assert estimates is not None
-    found = estimates.values
+    factors, offsets = influence_unit(fitted, chunks.typical, responses, sizes)
+    exact = factors[:, None] * exact_products(steered, [asked], chunks, rows) - offsets[:, None]
+    found = strengths(
+        Estimates.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks)), alone=True
+    )
     for a, b in zip(exact, found, strict=True):
         assert np.corrcoef(a, b)[0, 1] > 0.3
     assert [int(row.argmax()) for row in found] == [3, 17, 30]  # each query is a chunk of the corpus
@@ -238,76 +234,97 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
 
 
-def test_models_without_them_are_left_out_and_new_chunks_have_none(model, fitted, asked) -> None:
-    steered = SteeredModel.of(model, fitted)
-    bare = SteeredModel.of(model, replace(fitted, projections=None))
-    assert projected_influences([bare], [asked], 40) is None
-    one = projected_influences([steered], [asked], 43)
-    mixed = projected_influences([steered, bare, steered], [asked], 43)
-    assert one is not None and mixed is not None
-    last = one.values[:, 40:]  # nothing is known of them: they are all alike, and near the mean
-    assert (last == last[:, :1]).all() and np.abs(last).max() < 0.2 < one.values[:, :40].std()
-    np.testing.assert_allclose(mixed.values, one.values, atol=1e-9)
-    some = Chosen(np.arange(5), np.zeros((1, 5)), 1.0)
-    assert one.odds(0, some, [np.zeros(5)]) is None  # of their errors nothing is known either
+def queries_of(chunks: ChunkReader) -> QuerySet:
+    rows = [3, 17, 30]
+    ids, weights = zip(*(chunks.chunk(row) for row in rows), strict=True)
+    return QuerySet(ids, weights, [str(row) for row in rows])
 
 
-@pytest.mark.parametrize("rows", [3, 17])
-def test_second_estimates_are_the_same_part_by_part(rows: int, model, chunks, fitted, asked) -> None:
-    """Of two models and pairs, by parts of a few chunks, as ranges, and chunk by chunk."""
-    queried = [3, 17, 30]
-    ids, weights = zip(*(chunks.chunk(row) for row in queried), strict=True)
-    queries = QuerySet(ids, weights, [str(row) for row in queried])
+def workspace_of(model, chunks: ChunkReader) -> Workspace:
+    return Workspace(None, model, chunks, 0)
+
+
+def standard(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)
+
+
+def strengths(found: Estimates, *, alone: bool = False) -> np.ndarray:
+    """Of all chunks, (Q, n)."""
+    each = [found.of_query(query) for query in range(len(found.together))]
+    every = slice(0, found.n_chunks)
+    return np.stack([own.by_projections(every) if alone else own.strength(every) for own in each])
+
+
+def test_without_projections_pairs_guide_alone_and_new_chunks_have_none(model, chunks, fitted, asked) -> None:
+    queries, workspace = queries_of(chunks), workspace_of(model, chunks)
+    bare = Estimates.of(
+        SteeredModel.of(model, replace(fitted, projections=None)), queries, [asked], workspace
+    )
+    pairs = shared_pairs(queries, chunks, model.vocab_size)
+    for row, counted in zip(strengths(bare), pairs, strict=True):
+        assert np.corrcoef(row, counted)[0, 1] == pytest.approx(1.0)
     short = replace(
         fitted,
         projections=replace(
             fitted.projections, codes=fitted.projections.codes[:33], step=fitted.projections.step[:33]
         ),
     )
-    models = [SteeredModel.of(model, fitted), SteeredModel.of(model, short)]
+    found = Estimates.of(SteeredModel.of(model, short), queries, [asked], workspace)
+    last = strengths(found, alone=True)
+    assert not last[:, 33:].any() and last[:, :33].std() > 0.5  # nothing is known of them: the mean
+    assert last.std(axis=1) == pytest.approx(np.ones(3), abs=1e-9)
+    some = Exact(Candidates(np.arange(5), np.zeros((2, 5)), 1.0), np.zeros(5), 1.0, 0.0)
+    assert found.of_query(0).odds(some, np.zeros((2, 5))) is None  # of their errors nothing is known either
 
-    def found() -> SecondEstimates:
-        return second_estimates(models, queries, [asked], Workspace(None, model, chunks, 0))
 
-    whole = found().values
+@pytest.mark.parametrize("rows", [3, 17])
+def test_estimates_are_the_same_part_by_part(rows: int, model, chunks, fitted, asked) -> None:
+    """Of projections and pairs, by parts of a few chunks, as ranges, and chunk by chunk."""
+    queries, steered = queries_of(chunks), SteeredModel.of(model, fitted)
+
+    def found() -> Estimates:
+        return Estimates.of(steered, queries, [asked], workspace_of(model, chunks))
+
+    whole, total = strengths(found()), strengths(found(), alone=True)
     # by hand: each standardised, and their sum
-    total = np.zeros((3, chunks.n_chunks))
-    for steered in models:
-        own = steered.operators.projections
-        products, _ = own.products(query_gradients(steered, [asked]))
-        size = np.sqrt(own.step)
-        part = np.divide(products, size, out=np.zeros_like(products), where=size > 0)
-        total[:, : part.shape[1]] += (part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True)
-    total = (total - total.mean(1, keepdims=True)) / total.std(1, keepdims=True)
+    products, _ = fitted.projections.products(query_gradients(steered, [asked]))
+    size = np.sqrt(fitted.projections.step)
+    part = np.divide(products, size, out=np.zeros_like(products), where=size > 0)
+    np.testing.assert_allclose(
+        total, (part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True), atol=1e-5
+    )
     pairs = shared_pairs(queries, chunks, model.vocab_size).astype(np.float64)
     both = (pairs - pairs.mean(1, keepdims=True)) / pairs.std(1, keepdims=True) + total
-    both = (both - both.mean(1, keepdims=True)) / both.std(1, keepdims=True)
-    np.testing.assert_allclose(whole, both, atol=1e-5)
-    with patch.object(direct_readout, "_ROWS", rows):
+    np.testing.assert_allclose(
+        whole, (both - both.mean(1, keepdims=True)) / both.std(1, keepdims=True), atol=1e-5
+    )
+    assert whole.argmax(axis=1).tolist() == [3, 17, 30]
+    with patch.object(estimating, "_ROWS", rows):
         again = found()
     for query in range(3):
-        guide, alone = again.guide(query), again.alone(query)
-        ranges = [guide[start : start + rows] for start in range(0, chunks.n_chunks, rows)]
+        own = again.of_query(query)
+        ranges = [own.strength(slice(start, min(start + rows, 40))) for start in range(0, 40, rows)]
         np.testing.assert_allclose(np.concatenate(ranges), whole[query], atol=1e-6)
         some = np.array([0, 5, 32, 33, 39])
-        np.testing.assert_allclose(guide[some], whole[query, some], atol=1e-6)
-        np.testing.assert_allclose(alone[some], total[query, some], atol=1e-5)
+        np.testing.assert_allclose(own.strength(some), whole[query, some], atol=1e-6)
+        np.testing.assert_allclose(own.by_projections(some), total[query, some], atol=1e-5)
 
 
 def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models, of which one lacks the last chunks; chosen to be read are those that all numbers choose."""
+    """Chosen to be read are those that all numbers choose."""
+    from stride_cli.attribution.shared_pairs import QueryPairs
+
     random, n = np.random.default_rng(0), 50_000
-    asked = [torch.from_numpy(random.normal(size=(1, 700)).astype(np.float32))]
-    models = []
-    for size in (n, n - 9_000):
-        codes, step = encode(random.normal(size=(size, 64)).astype(np.float32))
-        models.append(Projections(codes, step, 1).asked(asked))
+    gradients = [torch.from_numpy(random.normal(size=(1, 700)).astype(np.float32))]
+    codes, step = encode(random.normal(size=(n, 64)).astype(np.float32))
+    projected = Projections(codes, step, 1).asked(gradients)
     columns = random.integers(0, 100, (n, 5)).astype(np.uint16)
     certificate = {"duality_gap": 0.0, "relative_gap": 0.0, "n_passes": 1, "n_epochs": 1, "r_squared": 0.5}
     penalty = {"intercept": 0.0, "lambda_": 1.0, "lambda_max": 2.0, "lambda_ratio": 0.5}
     solution = Solution(
         np.array([7]), np.ones(1), **penalty, **certificate, residual=random.normal(size=100), n_chunks=n
     )
+    none = QueryPairs(np.empty(0, np.int64), np.empty(0), n, 0.0, 0.0)
     scanned: list[int] = []
     estimates = AskedProjections.estimates
 
@@ -317,48 +334,27 @@ def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest
 
     monkeypatch.setattr(AskedProjections, "estimates", counted)
 
-    def chosen() -> tuple[SecondEstimates, np.ndarray, int]:
-        parts, spread = direct_readout._standardised(models, n)
-        seconds = SecondEstimates(n, None, parts, spread, np.ones(1), np.ones(1, bool))
+    def chosen() -> tuple[np.ndarray, np.ndarray, int, int]:
         scanned.clear()
-        found = candidates([columns], solution, 200, seconds.guide(0), seconds.alone(0))
-        return seconds, found.chunks, sum(scanned)
+        means, spreads = estimating._moments(projected)
+        learnt = sum(scanned)
+        own = estimating.Estimate(
+            Estimates(n, None, projected, means, spreads, np.ones(1)), 0, none, solution
+        )
+        scanned.clear()
+        found = candidates(columns, solution, 200, own.strength, own.by_projections)
+        return np.concatenate([means, spreads]), found.chunks, learnt, sum(scanned)
 
-    whole, all_chunks, once = chosen()
-    assert once == sum(len(each.projections) for each in models)
-    monkeypatch.setattr(direct_readout, "_SCANNED_TWICE", 20_000)
-    monkeypatch.setattr(direct_readout, "_SAMPLED", 1 << 13)
-    monkeypatch.setattr(direct_readout, "_STRETCH", 1 << 8)
-    scanned.clear()
-    direct_readout._standardised(models, n)
-    assert sum(scanned) <= 2 << 13 and direct_readout.scans(n) == 1 + (1 << 13) / n
-    sampled, chunks, _ = chosen()
-    assert sampled.spread == pytest.approx(whole.spread, rel=0.03)
-    for part, other in zip(sampled.projected, whole.projected, strict=True):
-        assert part.spreads == pytest.approx(other.spreads, rel=0.03)
-        assert part.means == pytest.approx(other.means, abs=0.05 * float(other.spreads[0]))
+    whole, all_chunks, learnt, once = chosen()
+    assert learnt == once == n
+    monkeypatch.setattr(estimating, "_SCANNED_TWICE", 20_000)
+    monkeypatch.setattr(estimating, "_SAMPLED", 1 << 13)
+    monkeypatch.setattr(estimating, "_STRETCH", 1 << 8)
+    sampled, chunks, learnt, _ = chosen()
+    assert learnt <= 1 << 13
+    assert sampled[1] == pytest.approx(whole[1], rel=0.03)
+    assert sampled[0] == pytest.approx(whole[0], abs=0.05 * whole[1])
     assert np.isin(chunks, all_chunks).mean() > 0.97
-
-
-def test_shared_pairs_say_what_to_read_and_projections_too(model, chunks, fitted, asked) -> None:
-    rows = [3, 17, 30]
-    ids, weights = zip(*(chunks.chunk(row) for row in rows), strict=True)
-    queries = QuerySet(ids, weights, [str(row) for row in rows])
-
-    def estimates(operators: Operators) -> np.ndarray:
-        steered = SteeredModel.of(model, operators)
-        return second_estimates([steered], queries, [asked], Workspace(None, model, chunks, 0)).values
-
-    pairs, both = estimates(replace(fitted, projections=None)), estimates(fitted)
-    counted = shared_pairs(queries, chunks, model.vocab_size)
-    projected = projected_influences([SteeredModel.of(model, fitted)], [asked], chunks.n_chunks).values
-    for number, row in enumerate(rows):
-        assert np.corrcoef(pairs[number], counted[number])[0, 1] == pytest.approx(1.0)
-        assert np.corrcoef(both[number], pairs[number] + projected[number])[0, 1] == pytest.approx(1.0)
-        assert pairs[number].argmax() == both[number].argmax() == row
-    for found in (pairs, both):
-        np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-9)
-        np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
 
 
 def test_they_survive_their_arrays(fitted: Operators, capsys: pytest.CaptureFixture[str]) -> None:

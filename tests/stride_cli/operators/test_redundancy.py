@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from index_format.errors import IndexDamaged
-from stride_cli.attribution.shared_influence import Shared
+from stride_cli.attribution.estimates import Shared
 from stride_cli.operators import redundancy
 from stride_cli.operators.projections import Folding, Projections, encode
 from stride_cli.operators.redundancy import Redundancy, read_redundancy
@@ -77,7 +77,7 @@ def test_copies_share_alike_whichever_were_drawn(noise: float, monkeypatch: pyte
     assert shares.std() < 0.05 * abs(shares.mean())
     # what they say alike is shared out: of a query that all of them answer, next to nothing is left
     influences = values @ one / (one @ one)
-    shared = Shared.of([found], 10.0, [(np.arange(N), influences, 1.0)])
+    shared = Shared.of(found, 10.0, [(np.arange(N), influences, 1.0)])
     left = (influences - shared[np.arange(N)])[copies]
     assert left.std() < 0.05 and abs(left.mean()) < 0.2
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.recovery.conditioning import Known, corrections
+from stride_cli.recovery.conditioning import corrections
 
 
 def design(n: int, k: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,24 +29,23 @@ def design(n: int, k: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_it_is_the_posterior_mean(n: int, k: int, intercept: bool, exact: bool, seed: int) -> None:
     columns, matrix = design(n, k, min(3, k), seed)
     random = np.random.default_rng(seed)
-    known = Known(
-        random.normal(size=n), np.where(random.uniform(size=n) < 0.3, 0.0, random.exponential(size=n))
-    )
-    response = matrix @ (known.means + np.sqrt(known.variances) * random.normal(size=n)) + 5.0 * intercept
-    found = corrections(columns, response, known, exact=exact, intercept=intercept)
+    means = random.normal(size=n)
+    variances = np.where(random.uniform(size=n) < 0.3, 0.0, random.exponential(size=n))
+    response = matrix @ (means + np.sqrt(variances) * random.normal(size=n)) + 5.0 * intercept
+    found = corrections(columns, response, means, variances, exact=exact, intercept=intercept)
     # a constant of any size: one more unknown of endless variance
-    left, spread = response - matrix @ known.means, matrix * known.variances @ matrix.T
+    left, spread = response - matrix @ means, matrix * variances @ matrix.T
     centred = left - left.mean() if intercept else left
     noise = max(1e-3 * spread.diagonal().mean(), 1e-4 * response.var())
-    if not known.variances.any():
+    if not variances.any():
         np.testing.assert_array_equal(found, np.zeros(n))
         return
     if not exact:
         noise = max(noise, np.square(centred).mean() - spread.diagonal().mean())
     system = spread + noise * np.eye(k) + 1e7 * intercept
-    wanted = known.variances * (matrix.T @ np.linalg.solve(system, left))
+    wanted = variances * (matrix.T @ np.linalg.solve(system, left))
     np.testing.assert_allclose(found, wanted, atol=2e-3 * max(1.0, np.abs(wanted).max()))
-    assert (found[known.variances == 0] == 0).all()
+    assert (found[variances == 0] == 0).all()
 
 
 @pytest.mark.parametrize(("share", "gained"), [(2, 0.6), (16, 0.97)])
@@ -57,7 +56,7 @@ def test_errors_are_less_by_the_share_that_is_measured(share: int, gained: float
     truth = random.standard_t(3, n)
     variances = random.uniform(0.1, 1.0, n)
     means = truth + np.sqrt(variances) * random.normal(size=n)
-    found = means + corrections(columns, matrix @ truth, Known(means, variances), exact=True, intercept=False)
+    found = means + corrections(columns, matrix @ truth, means, variances, exact=True, intercept=False)
     error = np.square(found - truth).mean() / np.square(means - truth).mean()
     assert 1.0 - 1.3 / share < error < gained
     # the responses are those of the result
@@ -70,11 +69,11 @@ def test_responses_that_are_no_sums_are_taken_for_noise() -> None:
     columns, matrix = design(n, k, 5, 0)
     random = np.random.default_rng(1)
     truth = random.normal(size=n)
-    known = Known(truth + 0.1 * random.normal(size=n), np.full(n, 0.01))
+    means, variances = truth + 0.1 * random.normal(size=n), np.full(n, 0.01)
     wrong = matrix @ truth + 3.0 * random.normal(size=k)
     errors = [
         np.square(
-            known.means + corrections(columns, wrong, known, exact=exact, intercept=True) - truth
+            means + corrections(columns, wrong, means, variances, exact=exact, intercept=True) - truth
         ).mean()
         for exact in (True, False)
     ]

@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stride_cli.attribution.additive import additive_measurement
-from stride_cli.attribution.direct_readout import chunk_influences
-from stride_cli.attribution.measuring import stack_checkpoints
+from stride_cli.attribution.direct import exact_products, influence_unit
+from stride_cli.attribution.pipeline import additive_measurement
 from stride_cli.errors import UsageError
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.designs import Designs
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.recovery.refinement import candidates
+from stride_cli.recovery.candidates import candidates
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 
@@ -35,6 +34,11 @@ def matrix(design: Designs, n_chunks: int) -> np.ndarray:
     return M
 
 
+def influences(steered: SteeredModel, batch, task, rows: np.ndarray, responses, sizes, **how) -> np.ndarray:
+    factors, offsets = influence_unit(steered.operators, task.chunks.typical, responses, sizes, **how)
+    return factors[:, None] * exact_products(steered, [batch], task.chunks, rows) - offsets[:, None]
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"space": "logit"}, {"space": "mlp-matrix", "rank": 8}, {"space": "logit", "stability": 4.0}],
@@ -48,40 +52,41 @@ def test_the_measurement_of_subsets_is_the_sum_over_their_chunks(task_and_querie
     steered = SteeredModel.of(task.model, operators)
     responses = measure_linear(steered, batch)
     rows = np.arange(task.n_chunks)
-    found = chunk_influences([steered], [batch], task.chunks, rows, responses, design.row_sizes).influences
+    found = influences(steered, batch, task, rows, responses, design.row_sizes)
     expected = additive_measurement(responses, design.row_sizes)
     np.testing.assert_allclose(
         found @ matrix(design, task.n_chunks).T, expected, atol=2e-5 * np.abs(expected).max()
     )
     assert np.abs(found.mean(axis=1)).max() < 1e-5 * np.abs(found).max()
     some = np.array([7, 2, 11])
-    part = chunk_influences(
-        [steered], [batch], task.chunks, some, responses, design.row_sizes, intercept=False
-    ).influences
+    part = influences(steered, batch, task, some, responses, design.row_sizes, intercept=False)
     shift = found[:, some] - part  # without an intercept no mean is taken off: the same for all chunks
     np.testing.assert_allclose(shift, shift[:, :1].repeat(3, 1), atol=1e-5 * np.abs(found).max())
 
 
 def test_models_are_put_on_the_scale_of_the_first(task_and_queries) -> None:
+    """A model whose responses are five times as large has no more to say."""
+    from stride_cli.attribution.options import RecoveryOptions
+    from stride_cli.attribution.several import open_pipeline
+    from stride_cli.recovery.problem import dense
+
     task, queries = task_and_queries
     (one, first), (two, second) = fitted(task, 1, space="logit"), fitted(task, 2, space="logit")
     loud = replace(second, gates=[5.0 * gate for gate in second.gates], direct_scale=5.0)
-    batch = queries.batch(range(len(queries)))
-    sizes = np.stack([one.row_sizes, two.row_sizes])
-    models = [SteeredModel.of(task.model, operators) for operators in (first, loud)]
-    raw = [measure_linear(steered, batch) for steered in models]
-    stacked = stack_checkpoints(raw, sizes)
-    rows = np.arange(task.n_chunks)
-    found = chunk_influences(models, [batch], task.chunks, rows, stacked, sizes).influences
-    each = []
-    for number, (design, operators) in enumerate(((one, first), (two, second))):
-        y = additive_measurement(stacked[:, number * K : (number + 1) * K], design.row_sizes)
-        steered = SteeredModel.of(task.model, operators)
-        own = chunk_influences([steered], [batch], task.chunks, rows, raw[0], design.row_sizes).influences
-        own -= own.mean(axis=1, keepdims=True)
-        predicted = own @ matrix(design, task.n_chunks).T
-        each.append(own * (y.std(axis=1) / predicted.std(axis=1))[:, None])
-    np.testing.assert_allclose(found, np.mean(each, axis=0), atol=1e-4 * np.abs(found).max())
+    defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
+    defaults |= {"redundancy": 0.0}
+    designs, batch = Designs.stacked([one, two]), queries.batch(range(len(queries)))
+
+    def found(operators) -> np.ndarray:
+        models = [SteeredModel.of(task.model, own) for own in operators]
+        options = RecoveryOptions(read=task.n_chunks)
+        asked = open_pipeline(
+            operators, models.__getitem__, designs, task, defaults | {"redundancy": 0.0}, options
+        )
+        return dense(asked.influences(queries, [batch], asked.measure([batch])))
+
+    usual = found([first, second])
+    np.testing.assert_allclose(found([first, loud]), usual, atol=1e-4 * np.abs(usual).max())
 
 
 def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
@@ -138,7 +143,7 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     by_pairs = found(score_all(plain, queries))
     # what the recovery alone would read
     monkeypatch.setattr(
-        "stride_cli.recovery.refinement.candidates",
+        "stride_cli.recovery.candidates.candidates",
         lambda columns, solution, count, second, alone: candidates(columns, solution, count),
     )
     alone = found(score_all(plain, queries))

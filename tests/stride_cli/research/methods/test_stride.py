@@ -68,8 +68,6 @@ def test_the_direct_readout_of_the_whole_fisher_matrix(task_and_queries) -> None
 
 def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries) -> None:
     """The same model on two designs: the mean of what each of them recovers, at the first one's spread."""
-    from stride_cli.attribution.additive import additive_measurement
-
     task, queries = task_and_queries
     path = task.model.path
     # checkpoints' default
@@ -80,11 +78,11 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     found = score_all(method, queries)
     assert method.active_bound == 32 and len(method._designs.each) == 2
     second = 2 * found - first
-    y = additive_measurement(method._responses(queries), method._designs.row_sizes)
+    y = method._measure(queries).y
     np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
     np.testing.assert_allclose(
         y[:, :16],
-        additive_measurement(one._responses(queries), one._designs.row_sizes),
+        one._measure(queries).y,
         rtol=1e-6,
         atol=1e-12,
     )

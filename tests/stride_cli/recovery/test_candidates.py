@@ -8,36 +8,33 @@ import numpy as np
 import pytest
 
 from index_format.design import build_columns
-from stride_cli.recovery import refinement
+from stride_cli.recovery.candidates import Debiased, candidates, with_weights
+from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings
-from stride_cli.recovery.refinement import candidates, debiased, with_weights
-from stride_cli.recovery.several import solve_models
 
 N, DEGREE = 600, 4
 
 
-def planted(n_subsets: int, count: int, *, models: int = 1, seed: int = 0):
-    """Designs, true influences (N,) with `count` large ones among noise, and the solution of their sums."""
+EVERYTHING = slice(0, N)
+
+
+def planted(n_subsets: int, count: int, *, seed: int = 0):
+    """A design, true influences (N,) with `count` large ones among noise, and the solution of their sums."""
     random = np.random.default_rng(seed)
     truth = 0.05 * random.normal(size=N)
     large = random.choice(N, count, replace=False)
     truth[large] += 1.0 + random.random(count)
-    designs = [build_columns(0, N, n_subsets=n_subsets, degree=DEGREE, seed=s) for s in range(models)]
-    parts = []
-    for columns in designs:
-        y = np.zeros(n_subsets)
-        np.add.at(y, columns.astype(np.int64), truth[:, None])
-        parts.append(y - y.mean())
-    found = solve_models(
-        designs, np.concatenate(parts)[None], LassoSettings(lambda_ratio=0.1), n_subsets=n_subsets
-    )[0]
-    return designs, truth, large, found
+    columns = build_columns(0, N, n_subsets=n_subsets, degree=DEGREE, seed=0)
+    y = np.zeros(n_subsets)
+    np.add.at(y, columns.astype(np.int64), truth[:, None])
+    found = solve_lasso(columns, y - y.mean(), LassoSettings(lambda_ratio=0.1), n_subsets=n_subsets)
+    return columns, truth, large, found
 
 
 def test_they_hold_what_matters_also_beyond_the_support() -> None:
     """Far fewer subsets than the Lasso needs: the candidates still hold most of the large influences."""
-    designs, _, large, found = planted(30, 12)
-    inside = candidates(designs, found, 150).chunks
+    columns, _, large, found = planted(30, 12)
+    inside = candidates(columns, found, 150).chunks
     assert len(inside) == 150 > len(found.indices)
     assert (np.diff(inside) > 0).all()
     share = np.isin(large, inside).mean()
@@ -46,63 +43,55 @@ def test_they_hold_what_matters_also_beyond_the_support() -> None:
 
 
 def test_the_estimate_is_the_debiased_lasso() -> None:
-    designs, _, _, found = planted(120, 5)
+    columns, _, _, found = planted(120, 5)
     M = np.zeros((120, N))
-    M[designs[0].T.astype(int), np.arange(N)] = 1
+    M[columns.T.astype(int), np.arange(N)] = 1
     free = max(0.3, 1 - len(found.indices) / 120)
     estimate = M.T @ found.residual / ((DEGREE - DEGREE**2 / 120) * free)
     estimate[found.indices] += found.values
     strength = np.where(estimate > 0, estimate, -0.3 * estimate)
     for count in (1, 7, 90):
         best = np.sort(np.argsort(-strength, kind="stable")[:count])
-        np.testing.assert_array_equal(candidates(designs, found, count).chunks, best)
+        np.testing.assert_array_equal(candidates(columns, found, count).chunks, best)
 
 
 @pytest.mark.parametrize("n_subsets", [30, 200])
 def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
     """The error's size is known from the residual alone, nearly; together the two find more."""
-    designs, truth, large, found = planted(n_subsets, 25)
+    columns, truth, large, found = planted(n_subsets, 25)
     second = truth + np.random.default_rng(5).normal(size=N) * 2 * truth.std()
     second = (second - second.mean()) / second.std()
-    estimate, noise = debiased(designs, found)
+    debiased = Debiased(columns, found)
+    estimate, noise = debiased(EVERYTHING), debiased.noise
     truth = truth - truth.mean()
     assert noise == pytest.approx(np.std(estimate - truth), rel=0.5)
     both = estimate / noise + second
     both = np.where(both > 0, both, -0.3 * both)
-    chosen = candidates(designs, found, 60, second).chunks
+    chosen = candidates(columns, found, 60, second.__getitem__).chunks
     np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
 
     def share(chunks: np.ndarray) -> float:
         return float(np.isin(large, chunks).mean())
 
-    assert share(chosen) >= max(share(candidates(designs, found, 60).chunks), share(np.argsort(-second)[:60]))
+    assert share(chosen) >= max(share(candidates(columns, found, 60).chunks), share(np.argsort(-second)[:60]))
 
 
 def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
-    def trust(designs, _truth, _large, found) -> float:
-        assert candidates(designs, found, 9).others == 1.0  # without a second estimate
-        trusted = candidates(designs, found, 9, np.zeros(N)).others
-        assert trusted == refinement.trust(designs, found)
-        return trusted
+    def trust(columns, _truth, _large, found) -> float:
+        assert candidates(columns, found, 9).others == 1.0  # without a second estimate
+        return candidates(columns, found, 9, np.zeros(N).__getitem__).others
 
     few, many = (trust(*planted(n_subsets, 12)) for n_subsets in (20, 400))
     assert 0 <= few < 0.5 < many < 1
-    designs, *rest, found = planted(200, 5)
+    columns, *rest, found = planted(200, 5)
     nothing = replace(found, indices=found.indices[:0], values=found.values[:0], residual=0 * found.residual)
-    assert trust(designs, *rest, nothing) == 0.0
-
-
-def test_of_several_models_all_are_asked() -> None:
-    designs, _, large, found = planted(30, 12, models=4)
-    one, _, _, alone = planted(30, 12)
-    several = np.isin(large, candidates(designs, found, 100).chunks).mean()
-    assert several > np.isin(large, candidates(one, alone, 100).chunks).mean()
+    assert trust(columns, *rest, nothing) == 0.0
 
 
 @pytest.mark.parametrize(("count", "left"), [(0, 0), (N, N), (10 * N, N)])
 def test_any_number_can_be_asked_for(count: int, left: int) -> None:
-    designs, _, _, found = planted(30, 5)
-    assert len(candidates(designs, found, count).chunks) == left
+    columns, _, _, found = planted(30, 5)
+    assert len(candidates(columns, found, count).chunks) == left
 
 
 def test_new_weights_stand_in_for_the_recovered_ones() -> None:
@@ -121,20 +110,15 @@ def test_new_weights_stand_in_for_the_recovered_ones() -> None:
     np.testing.assert_allclose(halved.values[place], found.values / 2)
 
 
-@pytest.mark.parametrize("models", [1, 3])
-def test_the_debiased_estimate_and_its_error_in_numbers(models: int) -> None:
-    """ŵ = w + mean over models of Mᵀ r / ((d − d²/K) (1 − nnz/K)); the error is of d residuals each."""
+def test_the_debiased_estimate_and_its_error_in_numbers() -> None:
+    """ŵ = w + Mᵀ r / ((d − d²/K) (1 − nnz/K)); the error is of d residuals."""
     n_subsets = 40  # few, so that d²/K counts
-    designs, _, _, found = planted(n_subsets, 5, models=models)
-    free = max(0.3, 1 - len(found.indices) / (models * n_subsets))
-    scale = DEGREE - DEGREE**2 / n_subsets
-    expected, variance = np.zeros(N), 0.0
-    for columns, residual in zip(designs, found.residual.reshape(models, n_subsets), strict=True):
-        M = np.zeros((n_subsets, N))
-        M[columns.T.astype(int), np.arange(N)] = 1
-        expected += M.T @ residual / (scale * free) / models
-        variance += DEGREE * residual.var() / (scale * free * models) ** 2
+    columns, _, _, found = planted(n_subsets, 5)
+    scale = (DEGREE - DEGREE**2 / n_subsets) * max(0.3, 1 - len(found.indices) / n_subsets)
+    M = np.zeros((n_subsets, N))
+    M[columns.T.astype(int), np.arange(N)] = 1
+    expected = M.T @ found.residual / scale
     expected[found.indices] += found.values
-    estimate, noise = debiased(designs, found)
-    np.testing.assert_allclose(estimate, expected, atol=1e-12)
-    assert noise == pytest.approx(np.sqrt(variance))
+    debiased = Debiased(columns, found)
+    np.testing.assert_allclose(debiased(EVERYTHING), expected, atol=1e-12)
+    assert debiased.noise == pytest.approx(np.sqrt(DEGREE * found.residual.var()) / scale)

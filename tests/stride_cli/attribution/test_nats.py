@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution.scale import (
+from stride_cli.attribution.calibration import own_responses, removed_parts, responses_of
+from stride_cli.attribution.nats import (
     CeilingScale,
     Scale,
     choose_scale,
     fit_ceiling,
     fit_scale,
-    own_responses,
-    removed_parts,
-    responses_of,
     scale_of,
 )
 from stride_cli.data.batches import ChunkReader

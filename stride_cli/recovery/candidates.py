@@ -1,11 +1,10 @@
-"""Recover, then refine: which chunks are worth a direct look after the recovery, and the weights with what it
-showed."""
+"""Candidate selection: the chunks whose exact gradients are worth taking, after the Lasso of a query."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,18 +15,19 @@ _OPPOSING = 0.3  # a chunk that opposes has to be so much stronger: most that se
 _ROWS = 1 << 18  # chunks that are looked at together: what is held of all n would be larger than the design
 _FREE = 0.3  # least share of a design's degrees of freedom that is taken to be left beside the support
 
+# a range of chunks, or given ones ascending → a number for each, float64
+Strength = Callable[[slice | np.ndarray], np.ndarray]
 
-@dataclass(frozen=True)
-class Chosen:
-    """Chunks worth a direct look.
+
+class Candidates(NamedTuple):
+    """Chunks to take exact gradients of.
 
     Attributes
     ----------
     chunks : (t,) int64, ascending
     margins : (guides, t) float64      how much lower a chunk's strength could be for that guide to choose it
                                        all the same; ∞ where all are chosen
-    others : float                     what the weights of other chunks are to be multiplied by, 0 … 1; 1
-                                       without a second estimate
+    others : float                     what the Lasso's weights of other chunks are to be multiplied by, 0 … 1
     """
 
     chunks: np.ndarray
@@ -35,61 +35,40 @@ class Chosen:
     others: float
 
 
-class Guide(Protocol):
-    """A number for every chunk, (n,) float64: an array, or what computes parts of one."""
-
-    def __getitem__(self, rows: slice | np.ndarray, /) -> np.ndarray: ...
-
-
 class Debiased:
-    """The debiased Lasso, part by part; a `Guide`.
+    """The debiased Lasso, part by part; a `Strength`.
 
         ŵ = w + Mᵀ r / ((d − d²/K) (1 − nnz/K))
 
     (Javanmard and Montanari, IEEE Trans. Inf. Theory 60, 2014; the factor is that of approximate message
-    passing. The error is that of d independent residuals.) Of C models the mean.
+    passing. The error is that of d independent residuals.)
 
     Parameters
     ----------
-    columns : C designs (n, d), of all models that measured
-    solution : Solution                of one query, residual (C K,)
+    columns : (n, d)           the design
+    solution : Solution        of one query
 
     Attributes
     ----------
     noise : float      the standard deviation of its error
     """
 
-    def __init__(self, columns: Sequence[Any], solution: Solution) -> None:
+    def __init__(self, columns: Any, solution: Solution) -> None:
         self._solution = solution
-        residuals = np.split(solution.residual, len(columns))
-        self._designs = [Design(own, len(residuals[0])) for own in columns]
-        free = max(_FREE, 1.0 - len(solution.indices) / len(solution.residual))
-        self._share = 1.0 / (len(columns) * free)
-        self._parts: list[tuple[Design, np.ndarray, float]] = []
-        variance = 0.0
-        for design, residual in zip(self._designs, residuals, strict=True):
-            scale = max(design.degree - design.degree**2 / design.n_subsets, 0.5)
-            self._parts.append((design, residual, scale))
-            variance += residual.var() * design.degree / scale**2
-        self.noise = float(np.sqrt(variance)) * self._share
+        self._design = Design(columns, len(solution.residual))
+        degree, n_subsets = self._design.degree, self._design.n_subsets
+        self._scale = max(degree - degree**2 / n_subsets, 0.5)
+        self._share = 1.0 / max(_FREE, 1.0 - len(solution.indices) / n_subsets)
+        self.noise = float(np.sqrt(solution.residual.var() * degree / self._scale**2)) * self._share
 
-    def __len__(self) -> int:
-        return self._solution.n_chunks
-
-    def __getitem__(self, rows: slice | np.ndarray, /) -> np.ndarray:
-        """Of a range of chunks, or of the given ones (ascending), float64."""
-        known = self._solution.indices
+    def __call__(self, rows: slice | np.ndarray) -> np.ndarray:
+        known, residual = self._solution.indices, self._solution.residual
         if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            found = np.zeros(stop - start)
-            for design, residual, scale in self._parts:
-                found += design.correlate(residual, start, stop) / scale
-            first, last = np.searchsorted(known, [start, stop])
-            places, weighted = known[first:last] - start, np.arange(first, last)
+            found = self._design.correlate(residual, rows.start, rows.stop) / self._scale
+            first, last = np.searchsorted(known, [rows.start, rows.stop])
+            places, weighted = known[first:last] - rows.start, np.arange(first, last)
         else:
-            found = np.zeros(len(rows))
-            for design, residual, scale in self._parts:
-                found += residual[design.rows(rows)].sum(axis=1) / scale
+            found = residual[self._design.rows(rows)].sum(axis=1) / self._scale
             _, places, weighted = np.intersect1d(rows, known, assume_unique=True, return_indices=True)
         found *= self._share
         found[places] += self._solution.values[weighted]
@@ -97,86 +76,70 @@ class Debiased:
 
 
 def candidates(
-    columns: Sequence[Any],
+    columns: Any,
     solution: Solution,
     count: int,
-    second: Guide | None = None,
-    alone: Guide | None = None,
-    *,
-    estimate: Debiased | None = None,
-) -> Chosen:
-    """The chunks whose influence is most likely to be large, by the debiased Lasso and a second estimate.
+    second: Strength | None = None,
+    alone: Strength | None = None,
+) -> Candidates:
+    """Choose the chunks whose influence is most likely to be large.
 
     Where subsets are few the Lasso can give only K chunks a weight; what it leaves unexplained ranks the
-    others. Of two estimates each is taken in units of its own noise: nearly all of the second's spread is.
-    Then the recovery is not all there is, and what it says of other chunks counts as far as it can be
-    trusted: by the share of the debiased estimate's variance over chunks that is not its error's.
-
-    Chunks are looked at part by part, so that memory does not grow with n.
+    others (`Debiased`). A second estimate counts in units of its own noise: nearly all of its spread is. Then
+    what the Lasso says of other chunks counts as far as it can be trusted: by the share of the debiased
+    estimate's variance over chunks that is not its error's. Memory does not grow with n.
 
     Parameters
     ----------
-    columns : C designs (n, d), of all models that measured
-    solution : Solution                of one query, residual (C K,)
+    columns : (n, d)                    the design
+    solution : Solution                 of one query
     count : int
-    second : (n,) float64, optional    `stride_cli.attribution.direct_readout.second_estimates`
-    alone : (n,) float64, optional     what guides half of the choice by itself, before the others do
-    estimate : the debiased Lasso, where there is one already
+    second : Strength, optional         at variance 1 over the chunks
+    alone : Strength, optional          guides half of the choice by itself, before both together do
 
     Returns
     -------
-    Chosen      min(count, n) chunks
+    Candidates      min(count, n) chunks
     """
-    estimate = estimate or Debiased(columns, solution)
+    estimate = Debiased(columns, solution)
     n_chunks, unit = solution.n_chunks, max(estimate.noise, np.finfo(float).tiny)
     guides = 1 if alone is None else 2
+    everything = count >= n_chunks
+    if everything and second is None:
+        return Candidates(np.arange(n_chunks), np.full((guides, n_chunks), np.inf), 1.0)
     shares = [count * (number + 1) // guides - count * number // guides for number in range(guides)]
-    # a guide's next best too, for the margins; and the last one's may be taken by the first
+    # 1. Part by part, the strongest by each guide. A guide's next best too, for the margins; and the last
+    # one's may be taken by the first
     best = [_Best(1 + sum(shares[: number + 1])) for number in range(guides)]
-    moments, everything = _Moments(), count >= n_chunks
+    moments = _Moments()
     for start, stop in _parts_of(n_chunks):
-        if everything and second is None:
-            break
-        own = estimate[start:stop]
+        part = slice(start, stop)
+        own = estimate(part)
         if second is not None:
             moments.add(own)
             if everything:
                 continue
-            own = own / unit + second[start:stop]
+            own = own / unit + second(part)
         if alone is not None:
-            best[0].add(start, _strength(alone[start:stop]))
+            best[0].add(start, _strength(alone(part)))
         best[-1].add(start, _strength(own))
     others = 1.0 if second is None else moments.share_of_signal(estimate.noise)
     if everything:
-        return Chosen(np.arange(n_chunks), np.full((guides, n_chunks), np.inf), others)
-    taken = np.empty(0, np.int64)
-    cuts = []
+        return Candidates(np.arange(n_chunks), np.full((guides, n_chunks), np.inf), others)
+    # 2. Each guide's share of what is left by those before it, and the strength of the first that is left out
+    taken, cuts = np.empty(0, np.int64), []
     for own_best, share in zip(best, shares, strict=True):
         left = ~np.isin(own_best.chunks, taken)
         taken = np.concatenate([taken, own_best.chunks[left][:share]])
         cuts.append(own_best.strengths[left][share])
+    # 3. How far above that each chunk is
     chunks = np.sort(taken)
-    values = estimate[chunks]
+    values = estimate(chunks)
     if second is not None:
-        values = values / unit + second[chunks]
-    of_guides = [values] if alone is None else [alone[chunks], values]
-    margins = np.stack([guide - cut for guide, cut in zip(of_guides, cuts, strict=True)])
-    return Chosen(chunks, margins, others)
-
-
-def trust(columns: Sequence[Any], solution: Solution) -> float:
-    """How far a recovery can be trusted, 0 … 1: the share of the debiased estimate's variance over chunks
-    that is not its error's. Parameters as for `candidates`."""
-    estimate, moments = Debiased(columns, solution), _Moments()
-    for start, stop in _parts_of(len(estimate)):
-        moments.add(estimate[start:stop])
-    return moments.share_of_signal(estimate.noise)
-
-
-def debiased(columns: Sequence[Any], solution: Solution) -> tuple[np.ndarray, float]:
-    """All of `Debiased`, (n,) float64, and the standard deviation of its error."""
-    estimate = Debiased(columns, solution)
-    return estimate[:], estimate.noise
+        values = values / unit + second(chunks)
+    by_guide = [values] if alone is None else [alone(chunks), values]
+    margins = np.stack([strength - cut for strength, cut in zip(by_guide, cuts, strict=True)])
+    return Candidates(chunks, margins, others)
 
 
 def _parts_of(n_chunks: int) -> Iterator[tuple[int, int]]:

@@ -23,28 +23,15 @@ Where a model trained from scratch has learnt nothing by heart, the straight lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from stride_cli.errors import UsageError
-from stride_cli.randomness import stream
-
 if TYPE_CHECKING:
-    from stride_cli.attribution.attributor import Attributor
-    from stride_cli.data.query_set import QuerySet
-    from stride_cli.data.workspace import Workspace
     from stride_cli.schema.answer_records import ScaleRecord
 
-_TENTH = 0.1  # of the documents, that a model does without
-_INSIDE, _OUTSIDE = 16, 48  # responses among what one of the models does without, and among what all have
-_PARTS = 64  # parts of chunks as responses, of what each model does without, and of what all have
-_LENGTHS = (4, 8, 16)  # scored tokens of a part, as of answers
-_PROMPT = 8  # tokens that a part has before it, where its chunk is long enough
-_FEWEST_DOCUMENTS = 40
 _SURE = 3.0  # standard errors that the slope is above zero, for influences to be told in nats
 _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of the ceiling is reached at
 
@@ -253,39 +240,6 @@ def _correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
     return float(product / spread) if spread > 0 else 0.0
 
 
-def measure_scale(attributor: Attributor, models: int, *, workers: int | None = None) -> Nats:
-    """Train ``models`` + 1 models by the recipe of the index's own, from one seed, and fit the scale.
-
-    What is trained is kept beside the index: an interrupted measurement goes on.
-
-    Parameters
-    ----------
-    attributor : as answers are found by default
-    models : each without a tenth of the documents of its own
-    workers : models trained at the same time
-
-    Raises
-    ------
-    UsageError      there are fewer than 40 documents, or too few for so many models
-    ModelError      the model has no recipe, or it is of another corpus
-    and what `retrain` raises
-    """
-    from stride_cli.training.jobs import Job
-    from stride_cli.training.retraining import open_trainer, retrain, store_of, subset_seeds
-
-    workspace = attributor.workspace
-    store = store_of(workspace.index)
-    removed = removed_parts(workspace, models)
-    queries = responses_of(workspace, removed)
-    trainer = open_trainer(workspace, queries)
-    seed = int(subset_seeds(workspace.seed, 1)[0])
-    masks = [np.ones(workspace.n_chunks, bool), *~removed]
-    full, *others = retrain(trainer, [Job(mask, seed) for mask in masks], store=store, workers=workers)
-    measured = np.stack([other.losses - full.losses for other in others])
-    sums, totals = predicted_sums(attributor, queries, removed)
-    return choose_scale(sums, totals, measured, heart=workspace.model.pretrained)
-
-
 def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, heart: bool) -> Nats:
     """The scale that rises go by.
 
@@ -306,95 +260,3 @@ def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, 
 
 def _left(scale: Nats, sums: np.ndarray, totals: np.ndarray, measured: np.ndarray) -> float:
     return float(np.square(measured - scale.rise(sums, totals, np.inf)).sum())
-
-
-def predicted_sums(
-    attributor: Attributor, queries: QuerySet, removed: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Σ of influences of what is removed, (sets, Q) float64, and of the sizes of all, (Q,), as answers have
-    them by default.
-
-    Parameters
-    ----------
-    removed : (sets, n) bool
-    """
-    from stride_cli.attribution.attributor import dense
-    from stride_cli.data.batches import RememberingBatch
-    from stride_cli.data.query_set import QUERY_TOKENS
-
-    found, totals = np.zeros((len(removed), len(queries))), np.zeros(len(queries))
-    for start in range(0, len(queries), attributor.together):
-        rows = np.arange(start, min(start + attributor.together, len(queries)))
-        groups = queries.groups(QUERY_TOKENS, rows)
-        batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
-        measured = attributor.measure(batches)
-        influences = dense(attributor.influences(queries.take(rows), batches, measured.responses))
-        found[:, rows] = removed.astype(np.float64) @ influences.T
-        totals[rows] = np.abs(influences).sum(axis=1)
-    return found, totals
-
-
-def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
-    """What each model does without: (models, n) bool, a tenth of the documents each, none of them twice.
-
-    Raises
-    ------
-    UsageError
-    """
-    document = np.asarray(workspace.index.array("corpus/chunk_document"))
-    documents = np.unique(document)
-    size = max(1, round(_TENTH * len(documents)))
-    if len(documents) < _FEWEST_DOCUMENTS or models * size > len(documents) // 2:
-        raise UsageError(
-            f"{models} tenths of {len(documents):,} documents (expected {_FEWEST_DOCUMENTS} or more, "
-            "and five tenths at most)",
-            fix="stride calibrate --retrain 3, on a larger corpus",
-        )
-    order = stream(workspace.seed, "scale parts").permutation(documents)
-    return np.stack([np.isin(document, order[k * size : (k + 1) * size]) for k in range(models)])
-
-
-def responses_of(workspace: Workspace, removed: np.ndarray) -> QuerySet:
-    """What a scale is found by: whole chunks, or parts of them where a model may know them by heart."""
-    if not workspace.model.pretrained:
-        return own_responses(workspace, removed)
-    random = stream(workspace.seed, "scale lengths")
-
-    def part(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        length = int(random.choice(_LENGTHS))
-        begins = np.flatnonzero(weights)
-        begins = begins[: max(1, len(begins) - length + 1)]
-        later = begins[begins >= _PROMPT]
-        begin = int(random.choice(later if len(later) else begins))
-        scored = np.zeros_like(weights)
-        scored[begin : begin + length] = weights[begin : begin + length]
-        return ids[: begin + length], scored[: begin + length]
-
-    return _responses(workspace, removed, _PARTS, _PARTS, part)
-
-
-def own_responses(workspace: Workspace, removed: np.ndarray) -> QuerySet:
-    """Chunks of the corpus as queries: 16 of each removed part, 48 of what is in none."""
-    return _responses(workspace, removed, _INSIDE, _OUTSIDE, lambda ids, weights: (ids, weights))
-
-
-def _responses(
-    workspace: Workspace,
-    removed: np.ndarray,
-    inside: int,
-    outside: int,
-    of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
-) -> QuerySet:
-    """What `of` makes of chunks (ids, weights): so many of each removed part, and of what is in none."""
-    from stride_cli.data.query_set import QuerySet
-
-    random = stream(workspace.seed, "scale responses")
-    found: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for part, count in (*((part, inside) for part in removed), (~removed.any(axis=0), outside)):
-        drawn = (
-            (int(row), *workspace.chunks.chunk(int(row))) for row in random.permutation(np.flatnonzero(part))
-        )
-        found.extend(islice((each for each in drawn if each[2].any()), count))
-    made = [(str(row), *of(ids, weights)) for row, ids, weights in found]
-    names, ids, weights = zip(*made, strict=True)
-    return QuerySet(list(ids), list(weights), list(names))

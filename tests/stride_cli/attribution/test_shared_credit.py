@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.attribution.estimated import Estimates, Read, with_estimates
-from stride_cli.attribution.shared_influence import Shared
+from stride_cli.attribution.direct import Exact
+from stride_cli.attribution.estimates import Posteriors, Shared
 from stride_cli.errors import UsageError
 from stride_cli.operators.redundancy import Redundancy
 from stride_cli.recovery import recall
-from stride_cli.recovery.problem import Solution
+from stride_cli.recovery.candidates import Candidates
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 
@@ -29,25 +29,19 @@ def test_it_is_kernel_ridge_regression() -> None:
     kernel = (own.vectors * own.values) @ own.vectors.T + np.eye(N)
     products = np.random.default_rng(1).standard_normal(N) + 3.0 * own.vectors[:, 0] * np.sqrt(N)
     exact = RIDGE * np.linalg.solve(kernel + RIDGE * np.eye(N), products) * (RIDGE + 1.0) / RIDGE
-    shared = Shared.of([own], RIDGE, [(np.arange(N), products, 1.0)])
+    shared = Shared.of(own, RIDGE, [(np.arange(N), products, 1.0)])
     found = products - products.mean() - shared[:]
     np.testing.assert_allclose(found, exact - exact.mean(), atol=1e-5 * np.abs(products).max())
     np.testing.assert_array_equal(shared[20:30], shared[np.arange(20, 30)])
-    # two models that say the same say it once
-    twice = Shared.of([own, own], RIDGE, [(np.arange(N), products, 1.0)])
-    np.testing.assert_allclose(twice[:], shared[:], rtol=1e-5, atol=1e-9)
 
 
 def test_a_sample_stands_for_all() -> None:
     own = directions()
     influences = 5.0 * own.vectors[:, 0] * np.sqrt(N) + np.random.default_rng(2).standard_normal(N)
-    whole = Shared.of([own], RIDGE, [(np.arange(N), influences, 1.0)])
+    whole = Shared.of(own, RIDGE, [(np.arange(N), influences, 1.0)])
     half = np.arange(0, N, 2)
-    sampled = Shared.of([own], RIDGE, [(half, influences[half], 2.0)])
+    sampled = Shared.of(own, RIDGE, [(half, influences[half], 2.0)])
     assert np.corrcoef(whole[:], sampled[:])[0, 1] > 0.98
-
-
-NOTHING = Solution(np.zeros(0, int), np.zeros(0), 0.0, 0.1, 1.0, 0.1, 0.0, 0.0, 1, 1, 0.0, np.zeros(8), N)
 
 
 def test_what_was_read_counts_as_read_less_what_is_shared() -> None:
@@ -58,18 +52,21 @@ def test_what_was_read_counts_as_read_less_what_is_shared() -> None:
     estimates = exact + errors * random.standard_normal(N)
     chunks = np.array([3, 40, 200])
     exact[chunks] += 25.0  # which estimates do not say, and which is shared out as well
-    read = Read(chunks, exact[chunks], 0.0, [own], RIDGE)
-    part = lambda start, stop: (estimates[start:stop], errors[start:stop])  # noqa: E731
-    weights, _ = with_estimates(NOTHING, read, Estimates.of(N, part, read=read))
+    read = Exact(Candidates(chunks, np.zeros((1, 3)), 1.0), exact[chunks], 1.0, 0.0)
+
+    def part(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        return estimates[start:stop], errors[start:stop]
+
+    found = Posteriors.learnt(N, part, read, None, own, RIDGE)
     dense = np.zeros(N)
-    dense[weights.indices] = weights.values
+    dense[chunks] = found.shared_out(read)
+    others, values, _ = found.kept(chunks, np.empty(0))
+    dense[others] = values
     kept = estimates.copy()
     kept[chunks] = exact[chunks]
-    wanted = kept - Shared.of([own], RIDGE, [(np.arange(N), kept, 1.0)])[:]
+    wanted = kept - Shared.of(own, RIDGE, [(np.arange(N), kept, 1.0)])[:]
     np.testing.assert_allclose(dense, wanted, atol=0.05)
-    alone = Read(chunks, exact[chunks])
-    plain, _ = with_estimates(NOTHING, alone, Estimates.of(N, part, read=alone))
-    np.testing.assert_array_equal(plain.values[np.isin(plain.indices, chunks)], exact[chunks])
+    np.testing.assert_array_equal(Posteriors.learnt(N, part, read).shared_out(read), exact[chunks])
 
 
 def test_influences_are_shared_by_default(task_and_queries) -> None:
@@ -104,8 +101,7 @@ def test_what_is_said_of_recall_is_of_the_influences_shown(task_and_queries, mon
 
 
 def test_it_needs_projections(task_and_queries) -> None:
-    task, queries = task_and_queries
+    task, _ = task_and_queries
     method = open_method("stride:project=0,redundancy=10,read=0")
-    method.fit(task)
     with pytest.raises(UsageError, match="needs a projection of every chunk"):
-        score_all(method, queries)
+        method.fit(task)

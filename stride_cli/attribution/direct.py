@@ -1,0 +1,124 @@
+"""Exact gradients: the influence of single chunks in gate space, from their own gradients.
+
+`measure_linear` says of a subset the mean of what these say of its chunks. With P_i = scored_i g_i · g_x, in
+the unit of what is recovered (`pipeline.additive_measurement`):
+
+    w_i = a P_i − b,      a = s / (m̄ · typical · λ_stab)
+
+m̄ is the subsets' mean size, s what the responses were multiplied by (1 unless several models are averaged),
+and b the mean over all chunks, which the subsets' responses tell; 0 where the recovery fits no intercept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from stride_cli.errors import UsageError
+from stride_cli.operators.gradients import gradient_products, joined
+from stride_cli.operators.linear_response import gradients_with_loss
+from stride_cli.output import progress
+
+if TYPE_CHECKING:
+    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.operators.steered_model import SteeredModel
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.candidates import Candidates
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What a query's candidates say of it by their own gradients.
+
+    Attributes
+    ----------
+    candidates : Candidates            the chunks; may be none
+    products : (t,) float64            P
+    factor, offset : float             a, b
+    """
+
+    candidates: Candidates
+    products: np.ndarray
+    factor: float
+    offset: float
+
+    @property
+    def chunks(self) -> np.ndarray:
+        """(t,) int64, ascending."""
+        return self.candidates.chunks
+
+    @property
+    def influences(self) -> np.ndarray:
+        """w, (t,) float64."""
+        return self.factor * self.products - self.offset
+
+
+def direct_scale(operators: Operators) -> float:
+    """Return 1 / λ_stab, the factor of a chunk's gate gradient in the unit of the gates.
+
+    Raises
+    ------
+    UsageError      the operators' gates are not what single chunks' gradients add up to
+    """
+    if operators.direct_scale is None:
+        raise UsageError(
+            "--read reads single chunks in the gates' own units, which these operators do not have",
+            fix="fit a language model's operators by the default, in closed form with Kronecker factors "
+            "(stride train --overwrite), or read none (--read 0)",
+        )
+    return operators.direct_scale
+
+
+def query_gradients(steered: SteeredModel, batches: Sequence[Batch]) -> list[torch.Tensor]:
+    """Compute gate gradients of queries, one (Q, p) float32 on the CPU a space."""
+    found = [gradients_with_loss(steered, batch)[0] for batch in batches]
+    return [joined(parts) for parts in zip(*found, strict=True)]
+
+
+def exact_products(
+    steered: SteeredModel, batches: Sequence[Batch], chunks: ChunkReader, rows: np.ndarray
+) -> np.ndarray:
+    """Compute P of chunks `rows` (t,), distinct, on each of the Q queries in `batches`: (Q, t) float64."""
+    asked = query_gradients(steered, batches)
+    if not len(rows):
+        return np.zeros((len(asked[0]), 0))
+    with progress("reading chunks", len(rows), unit="chunks") as bar:
+        found = gradient_products(steered, asked, chunks, rows, advance=bar.advance)
+    products: np.ndarray = chunks.typical * found.sum(axis=0)
+    return products
+
+
+def influence_unit(
+    operators: Operators,
+    typical: float,
+    responses: np.ndarray,
+    row_sizes: np.ndarray,
+    *,
+    intercept: bool = True,
+    scale: np.ndarray | float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a and b of Q queries, two (Q,) float64.
+
+    Parameters
+    ----------
+    operators : Operators           of the model
+    typical : float                 `ChunkReader.typical`
+    responses : (Q, K) float64      the queries', already multiplied by `scale`
+    row_sizes : (K,)                |A_k|
+    intercept : bool                whether the recovery fits one
+    scale : (Q,) or float           s
+
+    Raises
+    ------
+    UsageError      see `direct_scale`
+    """
+    sizes = np.asarray(row_sizes, np.float64)
+    mean_size = max(1.0, float(sizes.mean()))
+    factor = np.broadcast_to(direct_scale(operators) * scale / (typical * mean_size), len(responses))
+    if not intercept:
+        return factor, np.zeros(len(responses))
+    return factor, (responses * sizes).sum(axis=1) / max(1.0, float(sizes.sum())) / mean_size

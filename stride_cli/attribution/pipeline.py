@@ -1,0 +1,566 @@
+"""From queries to influences, and what may be concluded: once for `stride query`, evaluation and audit.
+
+    measure → estimate → read (exact gradients of the likeliest) → recover → rank → judge
+
+The pipeline is for one steered model; `attribution.several` averages the runs of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.errors import NumericalError, UsageError
+from stride_cli.free_memory import available_bytes
+from stride_cli.recovery.problem import LassoSettings, Solution
+
+if TYPE_CHECKING:
+    import torch
+
+    from stride_cli.attribution.direct import Exact
+    from stride_cli.attribution.estimates import Estimate
+    from stride_cli.attribution.several import Several
+    from stride_cli.attribution.verdict import NullAnswers, Verdict
+    from stride_cli.data.batches import Batch
+    from stride_cli.data.query_set import QuerySet
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.operators.steered_model import SteeredModel
+    from stride_cli.operators.store import Operators
+    from stride_cli.recovery.candidates import Candidates
+    from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.recall import Recall
+    from stride_cli.recovery.shrinkage import Shrinkage
+
+_MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
+_OF_MEMORY = 8  # the share of memory that their gradients may take where that is more: 1/8, twice
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `RecoveryOptions` come to for an index and its operators.
+
+    Attributes
+    ----------
+    method : "linear" or "exact"       how queries are measured
+    batch_size : int                   steered continuations at once (exact)
+    lasso : LassoSettings
+    reads : int                        candidates of each query, of which exact gradients are taken
+    estimated : bool                   projections, pairs and subsets together estimate the other chunks
+    redundancy : float                 ridge, in chunks, with which near-duplicates share credit; 0: none
+    shrinkage : Shrinkage or None      how small influences are made smaller
+    models : int                       whose runs are averaged
+    """
+
+    method: str
+    batch_size: int
+    lasso: LassoSettings
+    reads: int
+    estimated: bool
+    redundancy: float
+    shrinkage: Shrinkage | None
+    models: int = 1
+
+    @classmethod
+    def resolve(
+        cls,
+        options: RecoveryOptions,
+        defaults: dict[str, Any],
+        workspace: Workspace,
+        operators: Sequence[Operators],
+    ) -> Settings:
+        """Take what options say, and defaults where they say nothing.
+
+        Parameters
+        ----------
+        defaults : of `stride_cli.attribution.defaults.recovery_defaults`
+        operators : of all models
+
+        Raises
+        ------
+        UsageError      a ridge is given, and chunks are not estimated
+        """
+        from stride_cli.attribution.defaults import default_reads
+
+        def chosen(name: str, own: Any, unset: Any = None) -> Any:
+            return defaults[name] if own == unset else own
+
+        # estimates need a projection of every chunk, whose error is known in the gates' unit
+        estimated = options.estimate == "auto" and all(
+            own.direct_scale is not None
+            and own.projections is not None
+            and len(own.projections) >= workspace.n_chunks
+            for own in operators
+        )
+        if options.redundancy and not estimated:
+            raise UsageError(
+                "--redundancy needs a projection of every chunk, and to estimate by it",
+                fix="leave out --redundancy and --estimate, or make projections: stride train --project 8192",
+            )
+        reads = default_reads(workspace, operators) if options.read is None else options.read
+        return cls(
+            method=chosen("measure", options.measure, "auto"),
+            batch_size=options.batch_size,
+            lasso=LassoSettings(
+                chosen("lambda_ratio", options.lambda_ratio),
+                bool(chosen("intercept", options.intercept)),
+                options.nonneg,
+            ),
+            reads=min(reads, workspace.n_chunks),
+            estimated=estimated,
+            redundancy=float(chosen("redundancy", options.redundancy)) if estimated else 0.0,
+            shrinkage=defaults["shrinkage"] if options.shrink else None,
+            models=len(operators),
+        )
+
+    @property
+    def looks_at_chunks(self) -> bool:
+        """Whether influences are not the Lasso's alone."""
+        return bool(self.reads) or self.estimated
+
+    def subsets_alone(self) -> Settings:
+        """The same, where influences are the Lasso's alone."""
+        return replace(self, reads=0, estimated=False, redundancy=0.0)
+
+    def like(self, other: Settings) -> bool:
+        """Whether influences are the same, up to how exactly they are measured and read."""
+        return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
+            other.lasso,
+            other.estimated,
+            other.redundancy,
+            other.shrinkage,
+        )
+
+    @property
+    def effective_shrinkage(self) -> Shrinkage | None:
+        """The shrinkage, weaker where it is the mean of several models' Lassos that is shrunk."""
+        if self.shrinkage is None or self.looks_at_chunks:
+            return self.shrinkage
+        return self.shrinkage.averaged(self.models)
+
+    def shrunk(self, solution: Solution) -> Solution:
+        """The solution with small influences made smaller."""
+        from stride_cli.recovery.shrinkage import shrink_solution
+
+        return shrink_solution(solution, self.effective_shrinkage)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How the K subsets answer Q queries, y, and the design that explains it, M.
+
+    Attributes
+    ----------
+    columns : (n, d) unsigned       the subsets of each chunk: M by its columns
+    responses : (Q, K) float64      nats; positive where steering towards the subset lowers the loss
+    y : (Q, K) float64              the same as M w explains it: `additive_measurement`, or as they are where
+                                    no intercept is fitted
+    losses : (Q,) float64           mean nats per scored token
+    method : "linear" or "exact"
+    agreement : float or None       Pearson correlation of linear and exact responses of the first query;
+                                    None where only one was measured
+    scale : (Q,) float64 or float   what responses were multiplied by; of C models (C, Q)
+    """
+
+    columns: Any
+    responses: np.ndarray
+    y: np.ndarray
+    losses: np.ndarray
+    method: str
+    agreement: float | None
+    scale: Any = 1.0
+
+    def take(self, rows: slice | np.ndarray) -> Measurement:
+        """Those of some queries."""
+        scale = self.scale[..., rows] if isinstance(self.scale, np.ndarray) else self.scale
+        return replace(
+            self, responses=self.responses[rows], y=self.y[rows], losses=self.losses[rows], scale=scale
+        )
+
+    def of_query(self, query: int) -> Measurement:
+        """One query's."""
+        return self.take(slice(query, query + 1))
+
+
+def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
+    """Put responses on the scale of subset sums, so that y ≈ M w holds row by row.
+
+    An operator fitted on the *mean* gradient of its subset answers with the mean of its chunks' influences,
+    ``ȳ_k = (1/|A_k|) Σ_{i∈A_k} s_i``, whereas eq:linsys asks for a sum. Rows of a left-regular design
+    differ in size; scaling the centred responses by ``|A_k| / mean size`` makes them sums again:
+
+        y_k = |A_k| / m̄ · (ȳ_k − ȳ),     w_i = (s_i − s̄) / m̄
+
+    Parameters
+    ----------
+    responses : (..., K) float64
+    row_sizes : (K,)      |A_k|
+
+    Returns
+    -------
+    ndarray like `responses`, float64; equal to the centred responses where all rows have the same size
+    """
+    sizes = np.asarray(row_sizes, dtype=np.float64)
+    if sizes.sum() == 0:
+        return np.asarray(responses, dtype=np.float64)
+    mean = (responses * sizes).sum(axis=-1, keepdims=True) / sizes.sum()
+    return (responses - mean) * (sizes / sizes.mean())
+
+
+def queries_together(n_chunks: int, gate_size: int, device: torch.device) -> int:
+    """Return how many queries are asked at once: see `Pipeline.together`.
+
+    Chunks are read once for all of them, so that few at a time are many passes: as many as have room. What
+    is free of memory counts as a power of two, or the last digits would depend on what else runs.
+    """
+    from stride_cli.models.devices import total_bytes
+
+    # gradients are in memory, and on a GPU too
+    free = min((size for size in (total_bytes(device), available_bytes()) if size), default=0)
+    room = max(4 * _VALUES, (1 << free.bit_length() >> 1) // _OF_MEMORY)
+    return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks), room // (4 * max(1, gate_size))))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One steered model, its design, and how it is asked.
+
+    Attributes
+    ----------
+    load : callable             → the model with its operators; called when it is first needed
+    columns : (n, d) unsigned   the subsets of each chunk: M by its columns
+    row_sizes : (K,) int64      |A_k|
+    workspace : Workspace       the index, its own model, its chunks
+    settings : Settings
+    together : int              queries whose influences of all chunks, and whose gradients, may be in memory
+                                at once
+    """
+
+    load: Callable[[], SteeredModel]
+    columns: Any
+    row_sizes: np.ndarray
+    workspace: Workspace
+    settings: Settings
+    together: int
+
+    @cached_property
+    def steered(self) -> SteeredModel:
+        return self.load()
+
+    # ---- 1. measure ----
+
+    def measure(
+        self,
+        batches: Sequence[Batch],
+        *,
+        check: np.ndarray | None = None,
+        gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+    ) -> Measurement:
+        """Measure how the subsets answer queries.
+
+        Parameters
+        ----------
+        batches : the queries, or parts of them
+        check : (S,) int64, optional     subsets on which a linear measurement is compared with the exact one
+        gather : callable, optional      responses (R, K) or losses (R,) of the parts → of the Q queries
+
+        Raises
+        ------
+        QueryError          a query is longer than the model's context
+        NumericalError      a response or loss is not finite
+        """
+        found, losses, agreements = [], [], []
+        for number, batch in enumerate(batches):
+            responses, loss, agreement = self._measure_batch(batch, check if number == 0 else None)
+            found.append(responses)
+            losses.append(loss)
+            agreements.append(agreement)
+        responses, loss = gather(np.concatenate(found)), gather(np.concatenate(losses))
+        if not (np.isfinite(responses).all() and np.isfinite(loss).all()):
+            raise NumericalError(
+                "a measured response or loss is not finite",
+                fix="run with --dtype fp32, or fit the operators anew",
+            )
+        known = [each for each in agreements if each is not None]
+        y, agreement = self.explained(responses), min(known, default=None)
+        return Measurement(self.columns, responses, y, loss, self.settings.method, agreement)
+
+    def _measure_batch(
+        self, batch: Batch, check: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, float | None]:
+        """Responses, losses and agreement of one batch."""
+        from stride_cli.operators.exact_response import measure_exact, pearson
+        from stride_cli.operators.linear_response import measure_linear_with_loss
+
+        responses, losses = measure_linear_with_loss(self.steered, batch)
+        size = self.settings.batch_size
+        if self.settings.method == "exact":
+            exact = measure_exact(self.steered, batch, batch_size=size)
+            return exact, losses, pearson(exact[0], responses[0])
+        if check is None:
+            return responses, losses, None
+        exact = measure_exact(self.steered, batch, subsets=check, batch_size=size)
+        return responses, losses, pearson(exact[0], responses[0, check])
+
+    def explained(self, responses: np.ndarray) -> np.ndarray:
+        """y of responses (Q, K)."""
+        return additive_measurement(responses, self.row_sizes) if self.settings.lasso.intercept else responses
+
+    # ---- 2. estimate → 3. read → 4. recover ----
+
+    def influences(
+        self,
+        queries: QuerySet | None,
+        batches: Sequence[Batch],
+        measurement: Measurement,
+        *,
+        reached: Callable[[str], None] = lambda stage: None,
+    ) -> list[Solution]:
+        """Find the influences of all chunks on each query.
+
+        Parameters
+        ----------
+        queries : Q queries               only looked at where `Settings.looks_at_chunks`
+        batches : the same, in order      likewise
+        measurement : of these queries
+        reached : callable, optional      told "recover" once the Lasso is solved, "read" at the end
+
+        Raises
+        ------
+        NumericalError      see `solve_lasso`
+        UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
+        """
+        found = self.recovered(queries, batches, measurement, reached=reached)
+        return [self.settings.shrunk(each) for each in found]
+
+    def recovered(
+        self,
+        queries: QuerySet | None,
+        batches: Sequence[Batch],
+        measurement: Measurement,
+        *,
+        reached: Callable[[str], None] = lambda stage: None,
+    ) -> list[Solution]:
+        """`influences` before small ones are made smaller, which is done once several models are averaged."""
+        from stride_cli.recovery.lasso import solve_batch
+
+        # The Lasso of every query: what the subsets alone say
+        n_subsets = measurement.y.shape[1]
+        lassos = solve_batch(self.columns, measurement.y, self.settings.lasso, n_subsets=n_subsets)
+        reached("recover")
+        if not self.settings.looks_at_chunks:
+            return [replace(each, lasso=each) for each in lassos]
+        assert queries is not None
+        estimates, batches = self.estimate(queries, batches, lassos)
+        exact = self.read(estimates, batches, measurement)
+        found = [
+            recover(measurement.of_query(query), estimate, own, self.settings)
+            for query, (estimate, own) in enumerate(zip(estimates, exact, strict=True))
+        ]
+        if not all(np.isfinite(each.values).all() for each in found):
+            raise NumericalError(
+                "the influence of a chunk that was read is not finite",
+                fix="run with --dtype fp32 or --read 0, or fit the operators anew",
+            )
+        reached("read")
+        return found
+
+    def estimate(
+        self, queries: QuerySet, batches: Sequence[Batch], lassos: Sequence[Solution]
+    ) -> tuple[list[Estimate], Sequence[Batch]]:
+        """Estimate every chunk's influence from projections and shared pairs, without reading any.
+
+        Returns
+        -------
+        of each query, its estimate; and the batches, which remember the queries' gradients where these fit
+        """
+        from stride_cli.attribution.direct import direct_scale
+        from stride_cli.attribution.estimates import Estimates
+        from stride_cli.data.batches import RememberingBatch
+
+        direct_scale(self.steered.operators)  # or an error, before anything is read
+        if len(queries) <= self.together:  # asked for by the projections, and again by the reading
+            batches = [RememberingBatch.of(batch) for batch in batches]
+        found = Estimates.of(self.steered, queries, batches, self.workspace)
+        return [found.of_query(query, lasso) for query, lasso in enumerate(lassos)], batches
+
+    def read(
+        self, estimates: Sequence[Estimate], batches: Sequence[Batch], measurement: Measurement
+    ) -> list[Exact]:
+        """Take exact gradients of each query's candidates, all in one pass over these."""
+        from stride_cli.attribution.direct import Exact, exact_products, influence_unit
+
+        chunks = self.workspace.chunks
+        wanted = [self._candidates(each) for each in estimates]
+        rows = np.unique(np.concatenate([own.chunks for own in wanted]))
+        products = exact_products(self.steered, batches, chunks, rows)
+        factors, offsets = influence_unit(
+            self.steered.operators,
+            chunks.typical,
+            measurement.responses,
+            self.row_sizes,
+            intercept=self.settings.lasso.intercept,
+            scale=measurement.scale,
+        )
+        return [
+            Exact(own, products[query, np.searchsorted(rows, own.chunks)], factors[query], offsets[query])
+            for query, own in enumerate(wanted)
+        ]
+
+    def _candidates(self, estimate: Estimate) -> Candidates:
+        from stride_cli.recovery.candidates import Candidates, candidates
+
+        if not self.settings.reads:
+            return Candidates(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
+        assert estimate.lasso is not None
+        alone = None if estimate.of.asked is None else estimate.by_projections
+        return candidates(self.columns, estimate.lasso, self.settings.reads, estimate.strength, alone)
+
+    def parts(self, measurement: Measurement) -> Iterator[tuple[Pipeline, Measurement]]:
+        """Each model's pipeline with its part of a measurement: this one's."""
+        yield self, measurement
+
+    def unread(self, solution: Solution) -> Solution:
+        """What the Lasso alone makes of the same measurement."""
+        return self.settings.subsets_alone().shrunk(solution.lasso or solution)
+
+
+def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings: Settings) -> Solution:
+    """Recover the influences of all chunks on one query.
+
+    Parameters
+    ----------
+    measurement : Measurement    of the query
+    estimate : Estimate          of every chunk, with the Lasso's solution
+    exact : Exact                of the candidates
+    settings : Settings
+
+    Returns
+    -------
+    Solution      its certificate and residual are the Lasso's, which it keeps as `lasso`
+    """
+    from stride_cli.attribution.estimates import Posteriors
+    from stride_cli.recovery.candidates import with_weights
+    from stride_cli.recovery.conditioning import corrections, tell
+    from stride_cli.recovery.recall import TOP, counts_others
+
+    lasso, (y,) = estimate.lasso, measurement.y
+    assert lasso is not None
+    if not settings.estimated:
+        # Exact values beside the Lasso's, which count as far as these can be trusted
+        shown, above = exact.influences, None
+        found = with_weights(lasso, exact.chunks, shown, others=exact.candidates.others)
+    else:
+        # 1. How influences are distributed, what pairs predict of them, what near-duplicates share
+        posteriors = Posteriors.learnt(
+            lasso.n_chunks,
+            estimate.projected(exact),
+            exact,
+            estimate.pairs,
+            estimate.of.redundancy if settings.redundancy else None,
+            settings.redundancy,
+        )
+        # 2. Posterior means of the chunks that were not read
+        shown = posteriors.shared_out(exact)
+        top = TOP if settings.reads and counts_others(len(exact.chunks)) else 0
+        others, values, above = posteriors.kept(exact.chunks, np.sort(shown)[::-1][:top])
+        # 3. What these leave of the subsets' responses, shared out among the chunks that are known least
+        if tell(lasso.n_chunks, len(y)):
+            means, variances = posteriors.known(exact)
+            exactly, intercept = measurement.method == "linear", settings.lasso.intercept
+            left = corrections(measurement.columns, y, means, variances, exact=exactly, intercept=intercept)
+            values = values + left[others]
+        indices = np.concatenate([exact.chunks, others])
+        order = np.argsort(indices)
+        found = replace(lasso, indices=indices[order], values=np.concatenate([shown, values])[order])
+    if settings.lasso.nonneg:
+        found = replace(found, values=np.maximum(found.values, 0.0))
+    recall = _recall(estimate, exact, shown, above) if settings.reads else None
+    return replace(found, lasso=lasso, exact=exact.chunks, recall=recall)
+
+
+def _recall(estimate: Estimate, exact: Exact, shown: np.ndarray, above: np.ndarray | None) -> Recall | None:
+    """How many of the strongest chunks were read; None where nothing is known of estimates' errors."""
+    from stride_cli.recovery.recall import stated_recall
+
+    odds = estimate.odds(exact, exact.candidates.margins)
+    return None if odds is None else stated_recall(shown, odds, estimate.n_chunks, above)
+
+
+# ---- 5. rank ----
+
+
+def rank(
+    solution: Solution,
+    columns: Any,
+    chunk_document: Any,
+    *,
+    top: int,
+    bottom: int,
+    seen: Any,
+    estimated: bool,
+) -> tuple[list[Hit], list[Hit]]:
+    """Rank documents by the influence of their chunks: supporters and opposers, strongest first.
+
+    Parameters
+    ----------
+    columns : (n, d)                the design
+    chunk_document : (n,) int64     document of each chunk, mapped or not
+    top, bottom, seen : as of `recovery.ranking.rank_documents`
+    estimated : bool                chunks are told apart by more than the subsets
+    """
+    from stride_cli.recovery.ranking import rank_documents, told_apart
+
+    supporters, opposers = rank_documents(
+        solution, columns, chunk_document, top=top, bottom=bottom, seen=seen
+    )
+    return (
+        told_apart(supporters, solution.exact, estimated=estimated),
+        told_apart(opposers, solution.exact, estimated=estimated),
+    )
+
+
+# ---- 6. judge ----
+
+
+def judge(
+    solution: Solution,
+    measurement: Measurement,
+    scored: int,
+    calibration: NullAnswers,
+    pipeline: Pipeline | Several,
+    default: Pipeline | Several,
+) -> tuple[Verdict | None, bool]:
+    """Hold an answer against those to null prompts.
+
+    They were asked by default: with chunks read where they were for it, else without.
+
+    Parameters
+    ----------
+    solution, measurement : the answer's, found by `pipeline`
+    scored : int      scored tokens of its response
+    default : as `pipeline`, asked as options say that say nothing
+
+    Returns
+    -------
+    The verdict, and whether its line is in the unit of the answer's influences
+    """
+    from stride_cli.recovery.ranking import strongest_document
+
+    like, looks = pipeline.settings.like(default.settings), pipeline.settings.looks_at_chunks
+    loss = float(measurement.losses[0])
+    chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
+    if like and looks and calibration.read is not None:
+        return calibration.judge(loss, strongest_document(solution, chunk_document), scored, read=True), True
+    if like:
+        alone = default.unread(solution)
+    else:
+        subsets = replace(default, settings=default.settings.subsets_alone())
+        (alone,) = subsets.influences(
+            None, [], replace(measurement, y=subsets.explained(measurement.responses))
+        )
+    return calibration.judge(loss, strongest_document(alone, chunk_document), scored), like and not looks
