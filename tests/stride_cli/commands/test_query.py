@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import sys
@@ -11,41 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stride_cli.api import QueryOptions, Session
 from stride_cli.errors import UsageError
 from stride_cli.models.language import checkpoint, tokenizer
 
 PROMPT = '"The French Revolution began in"'
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_read")]
-
-
-def matches(record: object, schema: dict) -> list[str]:
-    """Where a record does not have the shape of its JSON Schema (the part of it that we use)."""
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "boolean": bool,
-        "integer": int,
-        "number": (int, float),
-        "null": type(None),
-    }
-    allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if not any(
-        isinstance(record, kinds[kind]) and (kind == "boolean") == isinstance(record, bool)
-        for kind in allowed
-    ):
-        return [f"{record!r} is not {allowed}"]
-    wrong = []
-    if isinstance(record, dict):
-        missing = [key for key in schema["required"] if key not in record]
-        extra = [key for key in record if key not in schema["properties"]]
-        wrong += [f"missing {missing}"] * bool(missing) + [f"extra {extra}"] * bool(extra)
-        for key in record.keys() & schema["properties"].keys():
-            wrong += [f"{key}: {each}" for each in matches(record[key], schema["properties"][key])]
-    if isinstance(record, list):
-        for item in record:
-            wrong += matches(item, schema["items"])
-    return wrong
 
 
 @pytest.mark.usefixtures("as_by_default")
@@ -64,17 +37,11 @@ def test_the_document_that_states_the_fact_is_on_top(run, workspace: Path) -> No
     assert answer["measurement"]["coverage"] == 1.0
 
 
-def test_records_have_the_documented_keys(run, workspace: Path) -> None:
-    schemas = {schema["title"]: schema for schema in run("schema").records}
+def test_verbose_compares_with_exact_measurement(run, workspace: Path) -> None:
     answer = run(f"query {PROMPT} --index {workspace}/run.stride --bottom 3 -v").records[0]
-    assert matches(answer, schemas["stride.answer/1"]) == []
     assert answer["opposers"] and all(hit["sign"] == "opposes" for hit in answer["opposers"])
-    assert answer["measurement"]["agreement"] > 0.99  # -v compares with exact measurement
-    copy = workspace / "trained.stride"
-    shutil.copytree(workspace / "run.stride", copy)
-    trained = run(f"train --index {copy} --space logit --overwrite").records[0]
-    assert matches(trained, schemas["stride.train/1"]) == []
-    assert trained["space"] == "logit"
+    assert answer["measurement"]["agreement"] > 0.99
+    assert answer["explanation"].lower().startswith(answer["verdict"])
 
 
 def test_prompts_from_stdin_and_files_stream(run, workspace: Path, tmp_path: Path) -> None:
@@ -99,24 +66,20 @@ def test_prompts_from_stdin_and_files_stream(run, workspace: Path, tmp_path: Pat
 
 def test_answers_are_written_as_tables(run, workspace: Path, tmp_path: Path) -> None:
     """In the order asked, each row as the record has it; a bad prompt is told and leaves the others."""
-    import csv
-
     prompts = tmp_path / "prompts.jsonl"
-    lines = ('{"prompt": "The French Revolution began in", "id": "a"}', "[1]", '{"prompt": "The war"}')
+    lines = ('{"prompt": "The French Revolution began in", "id": "a"}', "{}", '{"prompt": "The war"}')
     prompts.write_text("".join(line + "\n" for line in lines))
     asked = f"query --file {prompts} --index {workspace}/run.stride --top 2 --bottom 1 --on-bad"
     records = run(f"{asked} record").records
-    result = run(f"{asked} skip --out {tmp_path}/hits.csv")
-    assert result.code == 2 and result.out == "" and "skipped" in result.err
-    with (tmp_path / "hits.csv").open(encoding="utf-8", newline="") as text:
-        rows = list(csv.DictReader(text))
+    result = run(f"{asked} skip --format csv")
+    assert result.code == 2 and "skipped" in result.err
+    rows = list(csv.DictReader(io.StringIO(result.out)))
     answers = [each for each in records if each["schema"] == "stride.answer/1"]
     hits = [hit for answer in answers for hit in answer["hits"] + answer["opposers"]]
     assert [row["document"] for row in rows] == [hit["document"] for hit in hits]
     assert [float(row["influence"]) for row in rows] == [hit["influence"] for hit in hits]
     assert [(row["answer"], row["id"]) for row in rows[::3]] == [("1", "a"), ("2", "")]
-    run(f"{asked} record --out {tmp_path}/all.json")
-    stored = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    stored = json.loads(run(f"{asked} record --format json").out)
     assert [each["schema"] for each in stored] == [each["schema"] for each in records]
     result = run(f"{asked} record --format csv")
     assert result.code == 2 and "--on-bad record writes JSON" in result.err
@@ -142,18 +105,14 @@ def test_exact_measurement_finds_the_same_documents(run, workspace: Path) -> Non
 @pytest.mark.usefixtures("as_by_default")
 def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> None:
     """--read: all chunks read are the direct readout, whose order the recovery comes near."""
-    from stride_cli.api import QueryOptions, Session
-
     line = f"query {PROMPT} --index {workspace}/run.stride --top 5 --json"
     plain = run(f"STRIDE_QUERY_ESTIMATE=subsets {line} --read 0").records[0]
     some = run(f"{line} --read 40").records[0]
     assert plain["read"] == 0 and some["read"] == 40
-    assert "read" in some["seconds"] and "read" not in plain["seconds"]
     assert some["hits"][0]["document"] == plain["hits"][0]["document"]
     assert some["hits"][0]["influence"] != plain["hits"][0]["influence"]
     assert plain["recall"] is None and {hit["read"] for hit in plain["hits"]} == {None}
     assert some["hits"][0]["read"] is True and some["hits"][0]["neighbours"] == 0
-    assert some["recall"]["top"] == 10 and some["recall"]["confidence"] == 0.95
     session = Session.open(workspace / "run.stride")
     everything = session.query("The French Revolution began in", QueryOptions(read=10**6))
     assert everything.read == session.index.n_chunks == len(everything.influences.indices)
@@ -165,14 +124,9 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     assert found >= some["recall"]["at_least"]
     # by default as many as this model allows in a few seconds: here all
     assert run(line).records[0]["read"] == min(200, session.index.n_chunks)
-    assert abs(everything.influences.values[everything.influences.values > 0].max()) == pytest.approx(
-        some["hits"][0]["influence"], rel=1e-3
-    )  # the strongest was among the forty
-    with_weight = everything.solution.indices
-    direct = everything.influences.values[with_weight]
+    assert everything.influences.values.max() == pytest.approx(some["hits"][0]["influence"], rel=1e-3)
+    direct = everything.influences.values[everything.solution.indices]
     assert np.corrcoef(direct, everything.solution.values)[0, 1] > 0.7
-    few = run(f"query {PROMPT} --index {workspace}/run.stride --read -1")
-    assert few.code == 2 and "--read is -1" in few.err
 
 
 def test_prompts_of_a_file_are_answered_together_as_alone(run, workspace: Path, tmp_path: Path) -> None:
@@ -248,72 +202,41 @@ def test_lambda_nonneg_and_settings(run, workspace: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("line", "stdin", "message"),
     [
-        ('query "" --index {w}/run.stride', "", "the prompt is empty"),
-        ('query "  " --index {w}/run.stride', "", "the prompt is empty"),
-        ("query --index {w}/run.stride", "", "give a prompt"),
-        ("query - --index {w}/run.stride", "", "stdin holds no prompt"),
-        ("query - --index {w}/run.stride", '{"prompt": 3}', "stdin:1: 'prompt' is a number"),
-        ("query - --index {w}/run.stride", '{"text": "a"}', "stdin:1: there is no 'prompt' (found text)"),
-        ("query - --index {w}/run.stride", '{"prompt": ', "stdin:1: the line is broken JSON"),
-        ("query - --index {w}/run.stride", "[1]", "stdin:1: the line is JSON, a list"),
-        ("query - --index {w}/run.stride", '{"prompt": "a", "span": "Ω"}', "stdin:1: the span 'Ω' is not in"),
-        ("query - --index {w}/run.stride", '{"prompt": "\\ud800"}', "stdin:1: 'prompt' has half of a"),
-        ("query --file {w}/nothing --index {w}/run.stride", "", "there is no file"),
-        (f"query {PROMPT} --index {{w}}/nothing", "", "nothing"),
-        (f"query {PROMPT} --index {{w}}/run.stride --lambda-ratio 0", "", "--lambda-ratio is 0"),
-        (f"query {PROMPT} --index {{w}}/run.stride --top -1", "", "--top is -1"),
-        (f"STRIDE_QUERY_MEASURE=guess query {PROMPT}", "", "STRIDE_QUERY_MEASURE is 'guess'"),
-        (f"query {PROMPT} --index {{w}}/run.stride --model {{w}}/none", "", "none"),
-        (f'query {PROMPT} --index {{w}}/run.stride --response " "', "", "the response is empty"),
-        ("train --index {w}/run.stride", "", "has operators already"),
-        (
-            "train --index {w}/run.stride --overwrite --space sideways",
-            "",
-            "unknown operator space 'sideways'",
-        ),
-        ("train --index {w}/run.stride --overwrite --layer 40", "", "layer 40 is not in the model"),
-        (
-            "train --index {w}/run.stride --overwrite --fit guess",
-            "",
-            "--fit is 'guess'",
-        ),
-        ("train --index {w}/run.stride --overwrite --curvature guess", "", "--curvature is 'guess'"),
-        ("train --index {w}/run.stride --overwrite --buckets -5", "", "--buckets is -5"),
-        ("train --index {w}/run.stride --overwrite --recipe mine", "", "--recipe is 'mine'"),
-        (
-            "train --index {w}/run.stride --overwrite --damping 0",
-            "",
-            "--damping is 0.0",
-        ),
-        (
-            "train --index {w}/run.stride --overwrite --fit sgd --steps 0",
-            "",
-            "--steps is 0",
-        ),
+        ('query "  "', "", "the prompt is empty"),
+        ("query", "", "give a prompt"),
+        ("query -", "", "stdin holds no prompt"),
+        ("query -", '{"prompt": 3}', "stdin:1: 'prompt' is a number"),
+        ("query -", '{"prompt": "a", "span": "Ω"}', "stdin:1: the span 'Ω' is not in"),
+        ("query -", "one word after another " * 400, "context"),
+        ("query --file nothing.jsonl", "", "there is no file"),
+        (f"query {PROMPT} --model none", "", "none"),
+        (f'query {PROMPT} --response " "', "", "the response is empty"),
+        (f"query {PROMPT} --workers 2", "", "share out the prompts of a file"),
+        ("train", "", "has operators already"),
+        ("train --overwrite --space sideways", "", "unknown operator space 'sideways'"),
+        ("train --overwrite --layer 40", "", "layer 40 is not in the model"),
     ],
 )
 def test_bad_input_is_named_with_a_remedy(run, workspace: Path, line: str, stdin: str, message: str) -> None:
-    result = run(line.format(w=workspace), stdin=stdin)
+    result = run(f"{line} --index {workspace}/run.stride", stdin=stdin)
     assert result.code == 2, result.err
     assert message in result.err and "fix: " in result.err
     assert result.out == ""
 
 
-def test_a_prompt_longer_than_the_context_is_refused(run, workspace: Path) -> None:
-    result = run(f"query - --index {workspace}/run.stride", stdin="one word after another " * 400)
-    assert result.code == 2 and "context" in result.err and "fix: shorten" in result.err
+def changed(workspace: Path, out: Path, name: str, number: float) -> Path:
+    """The model with one number of the first of its weights that is called so."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(workspace / "model", out)
+    weights = load_file(out / "model.safetensors")
+    next(weights[each] for each in sorted(weights) if name in each).view(-1)[0] = number
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    return out
 
 
 def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    other = tmp_path / "other"
-    shutil.copytree(workspace / "model", other)
-    weights = load_file(other / "model.safetensors")
-    name = sorted(weights)[0]
-    weights[name] = weights[name] + torch.ones_like(weights[name])
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    other = changed(workspace, tmp_path / "other", "", 7.0)
     result = run(f"query {PROMPT} --index {workspace}/run.stride --model {other}")
     assert result.code == 3
     info = run(f"index info {workspace}/run.stride --json").records[0]
@@ -321,14 +244,7 @@ def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, t
 
 
 def test_weights_that_are_not_finite_are_refused(run, workspace: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    other = tmp_path / "nan"
-    shutil.copytree(workspace / "model", other)
-    weights = load_file(other / "model.safetensors")
-    name = next(name for name in sorted(weights) if "mlp" in name)
-    weights[name][0, 0] = float("nan")
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    other = changed(workspace, tmp_path / "nan", "mlp", float("nan"))
     assert run(f"index build {workspace}/corpus.jsonl --model {other} --out {tmp_path}/n.stride").code == 0
     result = run(f"train --index {tmp_path}/n.stride")
     assert result.code == 2 and "not finite" in result.err
@@ -388,8 +304,6 @@ def test_the_published_recipe_runs_and_sets_the_defaults(run, workspace: Path, t
 
 
 def test_answers_on_a_terminal_are_tables(run, workspace: Path, monkeypatch) -> None:
-    from stride_cli.commands import query as module  # noqa: F401  (imported so that patching is seen)
-
     monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
     result = run(f"query {PROMPT} --index {workspace}/run.stride --top 2 --bottom 1 -v")
     assert result.code == 0
@@ -444,8 +358,6 @@ def test_answers_without_transformers_are_those_with_it(
 
 def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
     """Nothing read, nothing estimated, and nothing to share out, which is said where it is asked for."""
-    from stride_cli.api import QueryOptions, Session
-
     session = Session.open(workspace / "run.stride")
     alone = QueryOptions(read=0, estimate="subsets")
     answer = session.query("The French Revolution began in", alone)
