@@ -336,7 +336,7 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
 
 
 @pytest.mark.usefixtures("as_by_default")
-@pytest.mark.parametrize("more", ["", '--chat --response " in 1789" --span 1789'])
+@pytest.mark.parametrize("more", ["", '--response " in 1789" --span 1789'])
 def test_answers_without_transformers_are_those_with_it(
     run, workspace: Path, monkeypatch: pytest.MonkeyPatch, more: str
 ) -> None:
