@@ -1,4 +1,4 @@
-"""What a command of `stride evaluate` stands on: index, truth, queries, and the model when needed."""
+"""Index, truth, queries and, when needed, the model: what a command of `stride evaluate` works on."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ _TRUTH = "stride evaluate truth --index {} --queries FILE"
 
 
 class Bench:
-    """An index with its truth and queries; parts are read when they are first asked for.
+    """An index with its truth and queries; each part is read when it is first asked for.
 
     Parameters
     ----------
-    where : WorkspacePath
-    queries : Path, optional      default: those that the truth was measured on
+    queries : Path, optional      the file of queries; default: those that the truth was measured on
     alpha : float, optional       which subsets of the truth
     chat : bool, optional         how prompts of the file are put to the model, see `queries.form_of`
 
@@ -58,10 +57,8 @@ class Bench:
                 "--chat says how prompts of a file are put, and the truth's queries are in tokens already",
                 fix="give --queries FILE, or leave --chat and --no-chat out",
             )
-        self.where = where
-        self._file = queries
-        self._alpha = alpha
-        self._chat = chat
+        self.where, self.source = where, queries
+        self._alpha, self._chat = alpha, chat
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -96,9 +93,7 @@ class Bench:
 
     @cached_property
     def truth_rows(self) -> np.ndarray:
-        """Which subsets of the index's truth, (R,) int64: those of α.
-
-        Where there are several α and none is chosen, that of which there are most subsets.
+        """Subsets of the index's truth of one α, (R,) int64: the given one, or that of most subsets.
 
         Raises
         ------
@@ -126,8 +121,8 @@ class Bench:
         ------
         UsageError      neither is there
         """
-        if self._file is not None:
-            return read_queries(self.workspace, self._file, chat=self._chat)
+        if self.source is not None:
+            return read_queries(self.workspace, self.source, chat=self._chat)
         if not self.index.has("truth"):
             raise UsageError(
                 f"no queries are given, and index {self.where.index} has none of its own",
@@ -137,23 +132,18 @@ class Bench:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Where the queries stand among the truth's, (Q,) int64.
+        """Rows of the queries among the truth's, (Q,) int64.
 
         Raises
         ------
         QueryError      a query of the file was not measured
         """
-        if self._file is None:
+        if self.source is None:
             return np.arange(len(self.truth.queries))
         return match_queries(self.queries, self.truth.queries)
 
-    @property
-    def source(self) -> Path | None:
-        """The file of queries that was given."""
-        return self._file
-
     def ground(self, response: str = "loss") -> Ground:
-        """The measured responses of the queries; says on stderr where there are few subsets."""
+        """Collect the measured responses of the queries; warn on stderr of few subsets."""
         truth, rows = self.truth, self.rows
         margins = None if truth.margins is None else truth.margins[:, :, rows]
         ground = Ground.of(
@@ -176,7 +166,7 @@ class Bench:
         draws: int = 1000,
         run: Callable[[str], Run] | None = None,
     ) -> Iterator[tuple[Entry, Ground]]:
-        """Methods compared with the truth, in order; see `compare_methods`.
+        """Compare methods with the truth, in order; see `compare_methods`.
 
         Parameters
         ----------
@@ -185,9 +175,8 @@ class Bench:
         from stride_cli.research.evaluation.compare import compare_methods
 
         ground = self.ground(response)
-        for entry in compare_methods(
-            list(specs), ground, run or self._run, draws=draws, seed=self.index.seed
-        ):
+        run = run or self._run
+        for entry in compare_methods(list(specs), ground, run, draws=draws, seed=self.index.seed):
             yield entry, ground
 
     def _run(self, spec: str) -> Run:
@@ -201,7 +190,12 @@ class Bench:
 def build_truth_of(
     where: WorkspacePath, path: Path, options: TruthOptions, *, chat: bool | None = None
 ) -> tuple[Workspace, QuerySet, Truth]:
-    """The truth of a file of queries, trained where it is missing: workspace, queries, truth of every α."""
+    """Build the truth of a file of queries, training what is missing.
+
+    Returns
+    -------
+    workspace, queries, truth of every α
+    """
     from stride_cli.research.training.truth import build_truth
 
     local_directory(where.index)  # refused before a model is opened
@@ -211,7 +205,7 @@ def build_truth_of(
 
 
 def split_methods(given: str) -> list[str]:
-    """Specs of a list ``a,b:key=value,key=value,c``: a comma before ``key=`` goes on with the method before.
+    """Split a list ``a,b:key=value,key=value,c``: a comma before ``key=`` goes on with the method before.
 
     Raises
     ------
@@ -234,7 +228,7 @@ def split_methods(given: str) -> list[str]:
 
 
 def check_method(spec: str) -> None:
-    """UsageError, with the known methods, for a name that is not one."""
+    """Raise UsageError, with the known methods, for a name that is not one."""
     from stride_cli.research.methods.registry import METHODS, open_method
 
     if spec.partition(":")[0] not in METHODS:

@@ -8,45 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.characters import html_text
-from stride_cli.report.drawing import STYLE, write_whole
+from stride_cli.report.drawing import write_whole
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
 from stride_cli.research.evaluation.records import CausesRecord
-from stride_cli.research.pages.drawing import COLOURS, interval_plot, scrolled
-
-_PAGE_STYLE = (
-    STYLE
-    + """
-body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
-td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 22rem; }
-.plot svg { min-width: 46rem; }
-"""
-)
+from stride_cli.research.pages.drawing import COLOURS, cells, failure_cell, interval_plot, page, scrolled, table
 
 
 def write_page(
     path: Path, bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]
 ) -> None:
-    """Write the page at `path`, whole.
-
-    Parameters
-    ----------
-    bench : the queries and their index
-    entries, records : of the same methods, in the same order
-    """
+    """Write the page at `path`, whole; entries and records are of the same methods, in the same order."""
     write_whole(path, render_page(bench, entries, records))
 
 
 def render_page(bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]) -> str:
-    """The page as text."""
+    """Render the page as text."""
     good = [record for record in records if "error" not in record]
     colours = {record["method"]: f"var(--c{number % COLOURS})" for number, record in enumerate(good)}
-    title = f"Known causes in {html_text(Path(str(bench.workspace.index.path)).name)}"
     first = records[0]
     asked = "" if first["counted"] == first["queries"] else f" ({first['queries']:,} asked)"
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body><h1>{title}</h1>",
         f'<p class="faint">{first["counted"]:,} queries{asked}, {first["documents"]:,} documents.</p>',
         "<p>Of every query it is known which documents taught its answer. Each method ranks all documents; "
         "the measures say how high it puts the causes. Tied documents count as in random order. Intervals "
@@ -73,11 +54,11 @@ def render_page(bench: CauseBench, entries: Sequence[CauseEntry], records: Seque
             '<p class="faint">Rank of the first cause; ties share their mid-rank.</p>',
             _queries(bench, entries),
         ]
-    return "\n".join([*parts, "</body></html>", ""])
+    return page(f"Known causes in {Path(str(bench.workspace.index.path)).name}", parts)
 
 
 def _measures(records: Sequence[CausesRecord]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Measure → method → its record."""
+    """Sort records by measure and method."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for record in records:
         for recall in record["recall"]:
@@ -88,55 +69,49 @@ def _measures(records: Sequence[CausesRecord]) -> dict[str, dict[str, Mapping[st
 
 
 def _table(records: Sequence[CausesRecord], *, ahead: bool = False) -> str:
-    """Every measure of every method, or what it is ahead of the best other method."""
+    """Lay out every measure of every method, or its lead over the best other method."""
     heads = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
     pooled = not ahead and any("pooled" in record for record in records)
     heads += ["AUPRC, queries added up"] if pooled else []
     heads += ["best other"] if ahead else ["fit, s", "a query, s"]
-    rows = ["".join(f"<th>{head}</th>" for head in ["method", *heads])]
-    sign = "+" if ahead else ""
+    rows = []
     for record in records:
         name = f"<td>{html_text(record['method'])}</td>"
         if "error" in record:
-            if not ahead:
-                rows.append(
-                    f'{name}<td class="error" colspan="{len(heads)}">{html_text(record["error"])}</td>'
-                )
+            rows += [] if ahead else [name + failure_cell(record["error"], len(heads))]
             continue
-        cells = []
-        for measure in [*record["recall"], record["mrr"], record["auprc"]]:
-            found: Mapping[str, Any] = measure["difference"] if ahead else measure
-            if found["mean"] is None:
-                cells.append("–")
-                continue
-            known = isfinite(found["low"]) and isfinite(found["high"])  # of one query no interval is
-            span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}" if known else "–"
-            cells.append(f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>')
+        found = [
+            _cell(measure["difference"] if ahead else measure, "+" if ahead else "")
+            for measure in [*record["recall"], record["mrr"], record["auprc"]]
+        ]
         if pooled:
-            cells.append(f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–")
+            found.append(f"{record['pooled']['average_precision']:.3f}" if "pooled" in record else "–")
         if ahead:
-            cells.append(html_text(record["auprc"]["best_other"] or "–") + " (AUPRC)")
+            found.append(html_text(record["auprc"]["best_other"] or "–") + " (AUPRC)")
         else:
-            seconds = record["seconds"]
-            cells += [
-                "–" if value is None else f"{value:.3g}" for value in (seconds["fit"], seconds["query"])
-            ]
-        rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
-    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    return scrolled("Minus the best other method" if ahead else "Methods", table)
+            seconds = (record["seconds"]["fit"], record["seconds"]["query"])
+            found += ["–" if value is None else f"{value:.3g}" for value in seconds]
+        rows.append(name + cells(found))
+    return table("Minus the best other method" if ahead else "Methods", ["method", *heads], rows)
+
+
+def _cell(found: Mapping[str, Any], sign: str) -> str:
+    if found["mean"] is None:
+        return "–"
+    known = isfinite(found["low"]) and isfinite(found["high"])  # of one query no interval is
+    span = f"{found['low']:{sign}.2f} … {found['high']:{sign}.2f}" if known else "–"
+    return f'{found["mean"]:{sign}.3f}<br><span class="faint">{span}</span>'
 
 
 def _queries(bench: CauseBench, entries: Sequence[CauseEntry]) -> str:
-    """Rank of the first cause of every query, by every method."""
+    """Lay out the rank of the first cause of every query, by every method."""
     good = [entry for entry in entries if entry.error is None]
-    heads = ["query", "causes", *(html_text(entry.method) for entry in good)]
-    rows = ["".join(f"<th>{head}</th>" for head in heads)]
+    rows = []
     for row, query in enumerate(bench.asked):
-        cells = [f"{len(query.causes):,}"]
-        cells += [f"{entry.ranked[row].places.ranks.min():,g}" for entry in good]
         tip = html_text(f"{query.prompt} … {query.response}")
+        ranks = [f"{entry.ranked[row].places.ranks.min():,g}" for entry in good]
         rows.append(
-            f'<td title="{tip}">{html_text(query.id)}</td>' + "".join(f"<td>{cell}</td>" for cell in cells)
+            f'<td title="{tip}">{html_text(query.id)}</td>' + cells([f"{len(query.causes):,}", *ranks])
         )
-    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    return scrolled("Query by query", table)
+    heads = ["query", "causes", *(html_text(entry.method) for entry in good)]
+    return table("Query by query", heads, rows)

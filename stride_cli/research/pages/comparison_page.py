@@ -9,43 +9,27 @@ from pathlib import Path
 import numpy as np
 
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.drawing import (
-    STYLE,
-    WIDTH,
-    Scale,
-    label,
-    log_line,
-    svg,
-    ticks_for,
-    write_whole,
-)
+from stride_cli.report.drawing import WIDTH, Scale, label, log_line, svg, ticks_for, write_whole
 from stride_cli.research.evaluation.compare import Entry, Ground
-from stride_cli.research.pages.drawing import COLOURS, apart, interval_plot, scrolled
-
-# eleven columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
-_PAGE_STYLE = (
-    STYLE
-    + """
-body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
-td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 18rem; }
-.warning { color: var(--c1); } .plot svg { min-width: 46rem; }
-"""
+from stride_cli.research.pages.drawing import (
+    COLOURS,
+    apart,
+    cells,
+    failure_cell,
+    interval_plot,
+    page,
+    scrolled,
+    table,
 )
 
 
 def write_page(path: Path, entries: Sequence[Entry], ground: Ground, *, index_name: str) -> None:
-    """Write the page at `path`, whole.
-
-    Parameters
-    ----------
-    entries : as from `compare.compare_methods`; failed ones stand in the table with their error
-    index_name : str      for the title
-    """
+    """Write the page at `path`, whole; failed entries stand in the table with their error."""
     write_whole(path, render_page(entries, ground, index_name=index_name))
 
 
 def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) -> str:
-    """The page as text."""
+    """Render the page as text."""
     good = [entry for entry in entries if entry.estimates]
     colours = {entry.method: f"var(--c{number % COLOURS})" for number, entry in enumerate(good)}
     ceiling = (
@@ -53,21 +37,14 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
         if ground.ceiling
         else "Trained from one seed a subset: how high an LDS the noise allows is not known."
     )
-    title = f"Attribution methods on {html_text(index_name)}"
+    warnings = [html_text(warning[0].upper() + warning[1:]) for warning in ground.warnings]
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{title}</title><style>{_PAGE_STYLE}</style></head><body><h1>{title}</h1>",
         f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
-        f"{ground.seeds}, {ground.n_queries} queries, "
-        f"by {ground.response}.</p>",
+        f"{ground.seeds}, {ground.n_queries} queries, by {ground.response}.</p>",
         "<p>LDS: how well the scores of a subset’s chunks, summed, predict what a model really retrained on "
         "that subset makes of a query. Spearman correlation over the subsets, mean over queries; intervals "
         f"are 95 % bootstraps over queries and subsets together. {ceiling}</p>",
-        *(
-            f'<p class="warning">{html_text(warning[0].upper() + warning[1:])}.</p>'
-            for warning in ground.warnings
-        ),
+        *(f'<p class="warning">{warning}.</p>' for warning in warnings),
         _table(entries),
     ]
     if good:
@@ -78,60 +55,44 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
             '<p class="faint">Seconds to fit the method and to score all queries.</p>',
             scrolled("LDS against cost", _cost_plot(good, colours)),
         ]
-    if any(entry.distribution for entry in good):
+    if spread := [entry for entry in good if entry.distribution]:
         parts += [
             "<h2>Concentration of influence</h2>",
             '<p class="faint">Part of the total absolute influence that the highest chunks hold, mean over '
             "queries. Dashed: the same for every chunk.</p>",
-            scrolled(
-                "Concentration of influence",
-                _concentration_plot([entry for entry in good if entry.distribution], colours),
-            ),
+            scrolled("Concentration of influence", _concentration_plot(spread, colours)),
         ]
-    return "\n".join([*parts, "</body></html>", ""])
+    return page(f"Attribution methods on {index_name}", parts)
 
 
 def _table(entries: Sequence[Entry]) -> str:
     reference = html_text(entries[0].method) if entries else ""
-    heads = (
-        "method",
-        "LDS (Spearman)",
-        "95 % interval",
-        f"minus {reference}",
-        "95 % interval",
-        "Pearson",
-        "Kendall",
-        "fit, s",
-        "a query, s",
-        "memory, MiB",
-        "disk, B a chunk",
-    )
-    rows = ["".join(f"<th>{head}</th>" for head in heads)]
+    heads = [
+        "method", "LDS (Spearman)", "95 % interval", f"minus {reference}", "95 % interval", "Pearson",
+        "Kendall", "fit, s", "a query, s", "memory, MiB", "disk, B a chunk",
+    ]  # fmt: skip
+    rows = []
     for entry in entries:
         name = f"<td>{html_text(entry.method)}</td>"
         if entry.estimates is None or entry.run is None:
-            rows.append(
-                f'{name}<td class="error" colspan="{len(heads) - 1}">{html_text(entry.error or "")}</td>'
-            )
+            rows.append(name + failure_cell(entry.error or "", len(heads) - 1))
             continue
         lds, run = entry.estimates["spearman"].joint, entry.run
-        cells = [f"{lds.mean:.3f} ± {lds.se:.3f}", f"{lds.low:.3f} … {lds.high:.3f}"]
+        found = [f"{lds.mean:.3f} ± {lds.se:.3f}", f"{lds.low:.3f} … {lds.high:.3f}"]
         if entry.difference:
-            found = entry.difference.joint
-            cells += [f"{found.mean:+.3f}", f"{found.low:+.3f} … {found.high:+.3f}"]
+            ahead = entry.difference.joint
+            found += [f"{ahead.mean:+.3f}", f"{ahead.low:+.3f} … {ahead.high:+.3f}"]
         else:
-            cells += ["–", "–"]
-        cells += [f"{entry.estimates[kind].mean:.3f}" for kind in ("pearson", "kendall")]
-        cells += [f"{run.fit_seconds:.3g}", f"{run.score_seconds / max(1, len(run.predicted)):.3g}"]
-        cells.append("–" if run.memory_bytes is None else f"{run.memory_bytes / 2**20:,.0f}")
-        cells.append(f"{run.bytes_per_chunk:,.0f}")
-        rows.append(name + "".join(f"<td>{cell}</td>" for cell in cells))
-    table = "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    return scrolled("Methods", table)
+            found += ["–", "–"]
+        found += [f"{entry.estimates[kind].mean:.3f}" for kind in ("pearson", "kendall")]
+        found += [f"{run.fit_seconds:.3g}", f"{run.score_seconds / max(1, len(run.predicted)):.3g}"]
+        found.append("–" if run.memory_bytes is None else f"{run.memory_bytes / 2**20:,.0f}")
+        rows.append(name + cells([*found, f"{run.bytes_per_chunk:,.0f}"]))
+    return table("Methods", heads, rows)
 
 
 def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str]) -> str:
-    """A dot and its interval for each method, best first."""
+    """Plot a dot and its interval for each method."""
     found = [(entry.method, entry.estimates["spearman"].joint) for entry in entries if entry.estimates]
     return interval_plot(
         [(method, joint.mean, joint.low, joint.high) for method, joint in found],
@@ -142,7 +103,7 @@ def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str])
 
 
 def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
-    """LDS over seconds, on a logarithmic axis."""
+    """Plot LDS over seconds, on a logarithmic axis."""
     points = [
         (entry.method, max(entry.seconds or 0.0, 1e-3), entry.estimates["spearman"].mean)
         for entry in entries
@@ -180,7 +141,7 @@ def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
 
 
 def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
-    """Part of Σ|w| over the top share of the chunks, on a logarithmic axis."""
+    """Plot the part of Σ|w| over the top share of the chunks, on a logarithmic axis."""
     smallest = min(float(entry.distribution.curve_share[0]) for entry in entries if entry.distribution)
     first = min(-1.0, math.log10(smallest))
     height = 340

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.drawing import WIDTH, Scale, label, svg, ticks_for
+from stride_cli.report.drawing import WIDTH, Scale, html_page, label, svg, ticks_for
 
 COLOURS = 8  # --c0 … --c7
 _LEFT, _RIGHT = 150, 30  # room for the methods' names
+# a dozen columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
+_WIDE = """
+body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
+td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 22rem; }
+.warning { color: var(--c1); } .plot svg { min-width: 46rem; }
+"""
 
 
 def apart(
@@ -83,3 +89,23 @@ def interval_plot(
             + label(_LEFT - 10, y + 4, shortened(method), "end")
         )
     return svg(height, marks, name)
+
+
+def page(title: str, parts: Iterable[str], *, wide: bool = True) -> str:
+    """Frame the parts of a page under its title, a plain text."""
+    title = html_text(title)
+    return html_page(title, [f"<h1>{title}</h1>", *parts], style=_WIDE if wide else "")
+
+
+def table(name: str, heads: Sequence[str], rows: Iterable[str]) -> str:
+    """Lay out rows of HTML cells below their heads."""
+    first = "".join(f"<th>{head}</th>" for head in heads)
+    return scrolled(name, "<table>" + "".join(f"<tr>{row}</tr>" for row in [first, *rows]) + "</table>")
+
+
+def cells(found: Iterable[str]) -> str:
+    return "".join(f"<td>{cell}</td>" for cell in found)
+
+
+def failure_cell(error: str, width: int) -> str:
+    return f'<td class="error" colspan="{width}">{html_text(error)}</td>'

@@ -7,7 +7,8 @@ from math import isfinite
 from typing import Any
 
 from stride_cli.characters import html_text
-from stride_cli.report.drawing import STYLE, WIDTH, Scale, label, svg, ticks_for
+from stride_cli.report.drawing import WIDTH, Scale, label, svg, ticks_for
+from stride_cli.research.pages.drawing import page
 
 _NAMES = ("space", "layer", "damping", "rank", "subsets", "degree", "lambda_ratio")
 _TITLES = {"subsets": "K, subsets", "degree": "d, subsets of a chunk", "lambda_ratio": "λ / λ_max"}
@@ -15,7 +16,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 62, 24, 16, 34, 240
 
 
 def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> str:
-    """The page as text.
+    """Render the page as text.
 
     Parameters
     ----------
@@ -31,10 +32,6 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
     score, gain = result["score"], result["gain"]
     written = result["written"].replace("\n", ", ") or "the settings before"
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Settings for {html_text(result['index'])}</title><style>{STYLE}</style></head><body>",
-        f"<h1>Settings for {html_text(result['index'])}</h1>",
         f'<p class="faint">{result["trials"]} trials, {result["queries"]} queries, {result["responses"]} '
         "subsets. Bars: one standard error over queries.</p>",
         f"<p>Score: {judged}. Spearman’s ρ over subsets, mean over queries.</p>",
@@ -49,7 +46,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
             parts.append(f"<h2>{_TITLES.get(name, name)}</h2>" + _plot(points, name, result[name]))
     failed = [trial for trial in trials if trial["score"] is None]
     parts += [f"<p>Trial {trial['trial']} failed: {html_text(trial['error'])}</p>" for trial in failed]
-    return "".join([*parts, "</body></html>\n"])
+    return page(f"Settings for {result['index']}", parts, wide=False)
 
 
 def _points(trials: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, float, float]]:
