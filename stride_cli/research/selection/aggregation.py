@@ -1,4 +1,4 @@
-"""From scores of documents for many queries to one order of documents, and which query each owes it to."""
+"""Merge scores of documents for many queries into one order, and name the query that chose each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Choice:
 
 @dataclass
 class Order:
-    """What remains of all queries of one task, for every document.
+    """Best ranks and sums over all queries of one task, for every document.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Order:
         )
 
     def add(self, query: int, scores: np.ndarray) -> None:
-        """Take in one query's scores (D,); above zero they support it."""
+        """Add one query's scores (D,); above zero they support it."""
         ranks = np.where(scores > 0, descending_mid_ranks(scores), np.inf)
         better = ranks < self.best_rank
         self.best_rank[better] = ranks[better]
@@ -75,18 +75,18 @@ class Order:
         self.total += scores
 
     def by_rank(self, lots: np.ndarray) -> np.ndarray:
-        """Documents by best rank; equal ones by summed score, then by lot."""
+        """Order documents by best rank; equal ones by summed score, then by lot."""
         return np.lexsort((lots, -self.total, self.best_rank))
 
     def by_sum(self, lots: np.ndarray) -> np.ndarray:
-        """Documents by summed score; equal ones by lot."""
+        """Order documents by summed score; equal ones by lot."""
         return np.lexsort((lots, -self.total))
 
 
 def collect(
     rows: Iterable[np.ndarray], n_documents: int, tasks: Sequence[str] | None = None
 ) -> dict[str, Order]:
-    """One `Order` a task, from the scores of one query after the other.
+    """Collect one `Order` a task from the scores of one query after the other.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def collect(
 
 
 def choose(orders: dict[str, Order], size: int, by: str, *, seed: int = 0) -> list[Choice]:
-    """The `size` documents to train on.
+    """Choose `size` documents to train on.
 
     greedy: by best rank over all queries (app:selection_metrics). sum: by summed score. quota: the tasks
     choose in turn, each the best document by greedy rank over its own queries that is not taken yet.
@@ -124,8 +124,8 @@ def choose(orders: dict[str, Order], size: int, by: str, *, seed: int = 0) -> li
         found = []
         for place, document in enumerate(order.by_sum(lots)[:size], 1):
             total, query = float(order.total[document]), int(order.largest_query[document])
-            nothing = total == 0
-            found.append(Choice(int(document), np.nan if nothing else place, total, -1 if nothing else query))
+            rank, by_query = (place, query) if total else (np.nan, -1)
+            found.append(Choice(int(document), rank, total, by_query))
         return found
     lists = [(order, iter(order.by_rank(lots))) for order in orders.values()]
     taken: set[int] = set()
@@ -136,21 +136,16 @@ def choose(orders: dict[str, Order], size: int, by: str, *, seed: int = 0) -> li
                 break
             document = next(int(d) for d in documents if int(d) not in taken)
             taken.add(document)
-            rank = float(order.best_rank[document])
-            spoken = np.isfinite(rank)
-            chosen.append(
-                Choice(
-                    document,
-                    rank if spoken else np.nan,
-                    float(order.best_score[document]) if spoken else float(order.total[document]),
-                    int(order.best_query[document]),
-                )
-            )
+            rank, query = float(order.best_rank[document]), int(order.best_query[document])
+            if np.isfinite(rank):
+                chosen.append(Choice(document, rank, float(order.best_score[document]), query))
+            else:
+                chosen.append(Choice(document, np.nan, float(order.total[document]), query))
     return chosen
 
 
 def check_size(size: int, n_documents: int) -> None:
-    """UsageError where a selection of `size` cannot be made."""
+    """Raise UsageError where a selection of `size` cannot be made."""
     if size > n_documents:
         raise UsageError(
             f"--size is {size:,}, and the corpus has {n_documents:,} documents", fix=f"at most {n_documents}"

@@ -1,4 +1,4 @@
-"""What a selection is worth: a base model fine-tuned on each file by one recipe, on held-out queries."""
+"""Judge a selection: fine-tune a base model on each file by one recipe, and ask held-out queries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Score:
 
 
 def check_directory(directory: Path) -> None:
-    """UsageError where a file of the selection is missing."""
+    """Raise UsageError where a file of the selection is missing."""
     for name in SETS:
         if not (directory / f"{name}.jsonl").is_file():
             raise UsageError(
@@ -61,7 +61,7 @@ def evaluate_selection(
     *,
     block_size: int = 512,
 ) -> Iterator[tuple[str, list[Score]]]:
-    """The base model as it is, then fine-tuned on each file from every seed.
+    """Judge the base model as it is, then fine-tuned on each file from every seed.
 
     Scores are kept under ``DIRECTORY/evaluation``, one file a model, so that an interrupted evaluation goes
     on; the models are not kept.
@@ -122,7 +122,7 @@ def evaluate_selection(
 
 
 def _remembered(kept: Path, key: dict[str, Any], make: Any) -> Score:
-    """A score from its file, or made and written."""
+    """Read a score from its file, or make and write it."""
     path = kept / (hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32] + ".json")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def measure(
     max_new_tokens: int,
     block_size: int,
 ) -> Score:
-    """Loss and unigram F1 of a model on the queries of a file, whose documents are given as well."""
+    """Measure loss and unigram F1 of a model on the queries of a file; `references` are its documents."""
     import torch
 
     from stride_cli.data.losses import row_losses
@@ -173,14 +173,14 @@ def _answer_f1(
 
 
 def spread(values: Sequence[float]) -> SeedSpread:
-    """Mean and sample standard deviation; NaN for the latter of a single value."""
+    """Compute mean and sample standard deviation; NaN for the latter of a single value."""
     found = np.asarray(values, float)
     deviation = float(found.std(ddof=1)) if len(found) > 1 else float("nan")
     return {"mean": float(found.mean()), "sd": deviation}
 
 
 def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None) -> SelectionScoreRecord:
-    """One set's record: means over queries, spread over seeds, and over tasks where queries have them."""
+    """Make one set's record: means over queries, spread over seeds, and over tasks where there are some."""
     losses = np.stack([score.losses for score in scores])  # (S, Q)
     f1 = np.stack([score.f1 for score in scores])
     answered = ~np.isnan(f1[0])
@@ -207,8 +207,6 @@ def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None
         "seeds": len(scores),
         "loss": spread(losses.mean(axis=1).tolist()),
         "f1": spread(mean_f1(np.ones(len(answered), bool))),
-        "f1_over_tasks": spread([group["f1"] for group in groups])
-        if groups
-        else {"mean": float("nan"), "sd": float("nan")},
+        "f1_over_tasks": spread([group["f1"] for group in groups] or [float("nan")]),
         "tasks": groups,
     }

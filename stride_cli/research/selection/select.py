@@ -1,10 +1,10 @@
-"""Which documents of a corpus to train on for a task, and equally many at random and by BM25 beside them."""
+"""Choose documents to train on for a task, and equally many at random and by BM25."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stride_cli.attribution.options import SharingOptions
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace, WorkspacePath
-
-    Shared = tuple[WorkspacePath, SharingOptions]
 
 SETS = ("chosen", "random", "bm25")
 
@@ -49,11 +47,7 @@ class Selection:
 def run_selection(
     where: WorkspacePath, task: Path, options: SelectOptions, sharing: SharingOptions | None = None
 ) -> tuple[Workspace, QuerySet, Selection]:
-    """What `stride select` does: refuse what cannot work, read the queries, select, write if asked to.
-
-    Parameters
-    ----------
-    sharing : who scores; default: this process
+    """Read the queries, select, and write if asked to; refuse what cannot work first.
 
     Raises
     ------
@@ -73,15 +67,21 @@ def run_selection(
     opened = where.open()
     queries = read_queries(opened, task)
     tasks = read_tasks(task) if options.by == "quota" else None
-    shared = (where, sharing) if sharing is not None and sharing.shared else None
-    found = select(opened, queries, options, tasks=tasks, shared=shared)
+    spec = method_spec(options.method)
+    if sharing is not None and sharing.shared:
+        from stride_cli.research.evaluation.workers import shared_document_scores
+
+        scored = shared_document_scores(where, spec, queries, sharing)
+    else:
+        scored = _document_scores(opened, spec, queries)
+    found = select(opened, queries, options, scored, tasks=tasks)
     if options.out is not None:
         write_selection(options.out, opened, found, queries, options)
     return opened, queries, found
 
 
 def check_selection(index: Index, size: int) -> None:
-    """Refuse what cannot work before anything is scored.
+    """Refuse what cannot work, before anything is scored.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_selection(index: Index, size: int) -> None:
 
 
 def method_spec(method: str) -> str:
-    """`stride` alone means the operators that the index has."""
+    """Spell out a method: `stride` alone means the operators that the index has."""
     return "stride:stored=true" if method == "stride" else method
 
 
@@ -101,38 +101,27 @@ def select(
     task: Workspace,
     queries: QuerySet,
     options: SelectOptions,
+    scored: Iterable[np.ndarray],
     *,
     tasks: Sequence[str] | None = None,
-    shared: Shared | None = None,
 ) -> Selection:
     """Choose documents by a method's scores, by BM25 in the same way, and at random.
-
-    A document's score for a query is the sum over its chunks (for BM25: its best chunk's).
 
     Parameters
     ----------
     task : Workspace            index and model
-    queries : QuerySet          what should become better
-    options : SelectOptions     its `method` is a spec of `stride_cli.research.methods.registry`
+    queries : QuerySet          Q queries that should become better
+    scored : Q arrays (D,)      the documents' scores, sums over their chunks (for BM25: the best chunk's)
     tasks : Q names, for quota
-    shared : who scores, and where they open the index; None: this process
 
     Raises
     ------
-    UsageError      as `check_selection`, or an unknown method
-    StageMissing    the method is stride, and the index has no operators
+    UsageError      as `check_selection`
     """
     from stride_cli.output import progress
 
-    index, spec = task.index, method_spec(options.method)
-    check_selection(index, options.size)
+    index = task.index
     owner = np.asarray(index.array("corpus/chunk_document"))
-    if shared is not None:
-        from stride_cli.research.evaluation.workers import shared_document_scores
-
-        scored = shared_document_scores(shared[0], spec, queries, shared[1])
-    else:
-        scored = _document_scores(task, spec, queries)
 
     def rows() -> Iterator[np.ndarray]:
         with progress("scoring", len(queries), unit="queries") as bar:
@@ -171,10 +160,9 @@ def write_selection(
     queries: QuerySet,
     options: SelectOptions,
 ) -> None:
-    """`chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
+    """Write `chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
 
-    Every line is a document of the corpus with its provenance under "selection", which a reader of corpora
-    passes over.
+    Every line is a document of the corpus with its provenance under "selection", which readers ignore.
     """
     refuse_existing(out, overwrite=options.overwrite)
     partial = out.with_name(out.name + ".partial")
@@ -210,7 +198,7 @@ def write_selection(
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """UsageError where there is something at `out` already."""
+    """Raise UsageError where there is something at `out` already."""
     if out.exists() and not overwrite:
         raise UsageError(f"'{out}' exists already", fix="give another --out, or --overwrite")
     if out.exists() and not (out / "chosen.jsonl").is_file():
@@ -218,7 +206,7 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
 
 
 def read_tasks(path: Path) -> list[str]:
-    """The "task" of every query of a plain JSON Lines file, in the file's order.
+    """Read the "task" of every query of a plain JSON Lines file, in the file's order.
 
     Raises
     ------

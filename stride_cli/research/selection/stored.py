@@ -1,4 +1,4 @@
-"""Documents of an index as they stood in their source, from the text and the tokens that the index keeps.
+"""Restore the documents of an index as they stood in their source.
 
 The index stores the plain text of a document: of a prompt with its response, the two joined by a line break.
 Which line break that was is found by trying: the right one gives the index's own tokens and scored positions.
@@ -26,7 +26,7 @@ _TRIES = 64
 
 
 def require_stored_text(index: Index) -> None:
-    """UsageError where the index was built without texts."""
+    """Raise UsageError where the index was built without texts."""
     if not index.has("corpus/text_bytes"):
         raise UsageError(
             f"index '{index.path}' holds no text, so documents cannot be written",
@@ -35,7 +35,7 @@ def require_stored_text(index: Index) -> None:
 
 
 def stored_documents(index: Index, tokenizer: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The given documents as a corpus has them: a text, a prompt with its response, or messages.
+    """Restore the given documents: a text, a prompt with its response, or messages.
 
     Conversations are read again from the index's sources, whose roles the index does not keep.
 
@@ -69,7 +69,7 @@ def stored_documents(index: Index, tokenizer: Any, numbers: Sequence[int]) -> It
 
 
 def record_of(document: Document) -> dict[str, Any]:
-    """A document as an object of a JSON Lines corpus."""
+    """Make the object of a JSON Lines corpus."""
     if document.text is not None:
         return {"id": document.id, "text": document.text}
     if document.messages is not None:
@@ -80,7 +80,7 @@ def record_of(document: Document) -> dict[str, Any]:
 def _as_written(
     document: Document, rows: range, chunks: ChunkReader, cutter: DocumentTokenizer
 ) -> Document | None:
-    """The document as a text, or as a prompt with its response, whichever gives the index's tokens."""
+    """Find whether a text, or a prompt with its response, gives the index's tokens."""
     wanted = [chunks.chunk(row) for row in rows]
     if _gives(document, wanted, cutter):
         return document
@@ -101,7 +101,7 @@ def _as_written(
 def _gives(
     document: Document, wanted: Sequence[tuple[np.ndarray, np.ndarray]], cutter: DocumentTokenizer
 ) -> bool:
-    """Whether a document has these tokens and scored positions."""
+    """Tell whether a document has these tokens and scored positions."""
     (encoded,) = cutter.encode_batch([document])
     tokens = np.concatenate([np.zeros(0, np.int64), *(tokens for tokens, _ in wanted)])
     if not np.array_equal(encoded.tokens, tokens):
@@ -113,7 +113,7 @@ def _gives(
 
 
 def _from_sources(index: Index) -> dict[str, Document]:
-    """The conversations of the corpus by id, read again; empty where a source is gone, or may not be
+    """Read the conversations of the corpus again, by id; empty where a source is gone, or may not be
     fetched from the hub."""
     from stride_cli.corpus.readers import Fields, ReadOptions, open_documents
 

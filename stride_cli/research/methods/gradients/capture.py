@@ -1,16 +1,16 @@
 """Per-example gradients of linear layers, in factors, from one batched forward and one backward pass.
 
-The gradient of a row's loss in the weight of a linear layer is ``G = Σ_t δ_t ⊗ a_t``, with a_t what the layer
-reads at token t and δ_t the gradient in what it writes. Hooks hand both to a visitor as the backward pass
-arrives at the layer, so that a method reduces them (projects them, multiplies them with those of queries) and
-nothing of the size (rows, parameters) is ever held. A bias is the weight of one more input, which is 1.
+The gradient of a row's loss in the weight of a linear layer is ``G = Σ_t δ_t ⊗ a_t``, with a_t the layer's
+input at token t and δ_t the gradient in its output. Hooks hand both to a visitor as the backward pass arrives
+at the layer: a method reduces them at once, and nothing of the size (rows, parameters) is ever held. A bias
+is the weight of one more input, which is 1.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Factors:
-    """What the backward pass leaves at one layer for some rows of a batch.
+    """Inputs and output gradients of one layer for some rows of a batch.
 
     Attributes
     ----------
@@ -73,11 +73,11 @@ class Factors:
     active: Tensor
 
     def gradients(self) -> Tensor:
-        """Per-example weight gradients, (b, n_out, n_in) float32."""
+        """Multiply out the per-example weight gradients, (b, n_out, n_in) float32."""
         return torch.bmm(self.outputs.transpose(1, 2), self.inputs)
 
     def blocks(self, floats: int = 1 << 26) -> Iterator[Factors]:
-        """The same rows in blocks whose explicit gradients take at most so many floats (one row at least)."""
+        """Split the rows into blocks whose explicit gradients take at most so many floats."""
         at_once = max(1, floats // (self.inputs.shape[2] * self.outputs.shape[2]))
         for start in range(0, len(self.inputs), at_once):
             stop = min(start + at_once, len(self.inputs))
@@ -88,8 +88,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of every row of a batch: loss (B,) float64, mean nats per scored token; doubt (B,) float64, the mean of
-    1 − p over the scored tokens."""
+    """Loss (B,) float64 of every row, mean nats per scored token; doubt (B,) float64, the mean of 1 − p."""
 
     loss: Tensor
     doubt: Tensor
@@ -106,12 +105,10 @@ class Capture:
     model : AttributableModel             or a classifier with the same interface
     probe : Batch                any batch: it shows which layers run, and which make the logits
     layers : str
-        "all"; "body", all but the output head; "mlp", those of feed-forward parts; "attention", those of
-        attention; "last", the last one before the head (the final MLP projection of a transformer); "head";
-        else a regular expression that is searched in module names. "+embeddings" behind any of these adds the
-        embedding of tokens, which takes batch_tokens · vocabulary · 4 bytes. Without it, an embedding that is
-        tied to the head gets the head's part only; with it, the two parts count as two layers, their products
-        with one another left out.
+        "all"; "body", all but the output head; "mlp", feed-forward parts; "attention"; "last", the last one
+        before the head; "head"; else a regular expression that is searched in module names. "+embeddings"
+        behind any of these adds the embedding of tokens, which takes batch_tokens · vocabulary · 4 bytes. An
+        embedding that is tied to the head then counts as a second layer; without, only the head's part does.
     bias : bool                  whether biases count as parameters
 
     Raises
@@ -204,7 +201,7 @@ class Capture:
         uniform: Tensor | None,
         output: str,
     ) -> tuple[Tensor, Outcome]:
-        """Gradient in ``final`` (B, T, d), head in row blocks so that (B, T, V) is never whole."""
+        """Differentiate through the head, in row blocks so that (B, T, V) is never whole."""
         wants_final = final.requires_grad
         wants_head = any(layer.is_head for layer in self.layers)
         pull_final = torch.zeros_like(final, requires_grad=False)
@@ -244,16 +241,11 @@ class Capture:
 
     @contextmanager
     def _hooks(self, *, head: bool) -> Iterator[None]:
-        handles = [
-            layer.module.register_forward_hook(self._watch(number))
-            for number, layer in enumerate(self.layers)
-            if layer.is_head == head
-        ]
-        try:
+        with ExitStack() as hooks:
+            for number, layer in enumerate(self.layers):
+                if layer.is_head == head:
+                    hooks.callback(layer.module.register_forward_hook(self._watch(number)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _watch(self, number: int) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -275,7 +267,7 @@ class Capture:
             self._hand_over(number)
 
     def _flush(self) -> None:
-        """Layers of which some call had no gradient: the others are all there is."""
+        """Hand over layers of which some call had no gradient."""
         for number in list(self._arrived):
             self._hand_over(number)
 
@@ -287,27 +279,22 @@ class Capture:
         ]
         masks = [
             self._active
-            if pair[0].shape[1] == length
-            else self._active.any(1)[:, None].expand(pair[0].shape[:2])
-            for pair in pairs
+            if inputs.shape[1] == length
+            else self._active.any(1)[:, None].expand(inputs.shape[:2])
+            for inputs, _ in pairs
         ]
+        inputs, outputs, active = (
+            torch.cat(list(parts), dim=1) for parts in (*zip(*pairs, strict=True), masks)
+        )
         assert self._visit is not None
         with torch.no_grad():
-            self._visit(
-                Factors(
-                    number,
-                    self._rows,
-                    torch.cat([pair[0] for pair in pairs], dim=1),
-                    torch.cat([pair[1] for pair in pairs], dim=1),
-                    torch.cat(masks, dim=1),
-                )
-            )
+            self._visit(Factors(number, self._rows, inputs, outputs, active))
 
 
 def _as_tokens(
     layer: Layer, read: Tensor, gradient: Tensor, n_rows: int, length: int, *, bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """What a layer read and the gradient of what it wrote, as (b, t, n_in) and (b, t, n_out) float32."""
+    """Shape a layer's input and output gradient as (b, t, n_in) and (b, t, n_out) float32."""
     module = layer.module
     if isinstance(module, nn.Embedding):
         read = functional.one_hot(read, layer.n_in)
@@ -335,7 +322,7 @@ def _as_tokens(
 
 
 def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Layer]:
-    """Linear layers, and the embedding of tokens, in the order in which they run on one row of the probe."""
+    """List linear layers, and the embedding of tokens, in the order in which they run."""
     names = {module: name for name, module in model.model.named_modules()}
     embedding: object = getattr(model.model, "get_input_embeddings", lambda: None)()
     seen: dict[nn.Module, bool] = {}  # whether as part of the head
@@ -346,16 +333,13 @@ def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Laye
 
     linear = [module for module in names if _sizes(module) is not None]
     chosen = [module for module in linear if not isinstance(module, nn.Embedding) or module is embedding]
-    handles = [module.register_forward_hook(note) for module in chosen]
-    try:
-        with torch.no_grad():
-            ids = probe.ids[:1].to(model.device)
-            final = model.continue_from(model.hidden(ids, 0), 0)
-            in_head = True
-            model.logits(final[:, :1])
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in chosen:
+            hooks.callback(module.register_forward_hook(note).remove)
+        ids = probe.ids[:1].to(model.device)
+        final = model.continue_from(model.hidden(ids, 0), 0)
+        in_head = True
+        model.logits(final[:, :1])
     layers = []
     for module, is_head in seen.items():
         n_in, n_out = _sizes(module) or (0, 0)
@@ -365,7 +349,7 @@ def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Laye
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a layer whose weight gradient is Σ δ ⊗ a; None for any other."""
+    """Give (in, out) of a layer whose weight gradient is Σ δ ⊗ a; None for any other."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     if isinstance(module, nn.Embedding):
@@ -417,7 +401,7 @@ def _choose(every: Sequence[Layer], choice: str) -> list[Layer]:
 
 
 def _margin(block: HeadBlock, labels: Tensor) -> Tensor:
-    """ω ∂ log(p / (1 − p)) / ∂logits = ω (onehot − the softmax of the other labels), (b, s, V) float32."""
+    """Compute ω ∂ log(p / (1 − p)) / ∂logits = ω (onehot − softmax of the other labels), (b, s, V)."""
     chosen = labels[..., None]
     pull = block.values.scatter(-1, chosen, float("-inf")).softmax(-1).neg_()
     return pull.scatter_(-1, chosen, 1.0).mul_(block.weight[..., None])
