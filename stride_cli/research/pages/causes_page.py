@@ -11,7 +11,15 @@ from stride_cli.characters import html_text
 from stride_cli.report.drawing import write_whole
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
 from stride_cli.research.evaluation.records import CausesRecord
-from stride_cli.research.pages.drawing import COLOURS, cells, failure_cell, interval_plot, page, scrolled, table
+from stride_cli.research.pages.drawing import (
+    COLOURS,
+    cells,
+    failure_cell,
+    interval_plot,
+    page,
+    scrolled,
+    table,
+)
 
 
 def write_page(

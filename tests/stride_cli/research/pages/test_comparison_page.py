@@ -15,7 +15,7 @@ from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.scoring import Run
 from stride_cli.research.pages.comparison_page import render_page, write_page
 
-VOID = {"meta", "line", "circle", "path"}
+VOID = {"meta", "link", "line", "circle", "path"}
 
 
 class Balance(HTMLParser):
