@@ -12,7 +12,6 @@ scaled so that the mean eigenvalue is 1 at every layer and in every logit space 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,24 +41,10 @@ def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.n
     return np.stack([stream(seed, name, int(row)).random(length) for row in batch.rows])
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What bases are made of: sums over a sample of the corpus, which add up over parts of it.
-
-    Attributes
-    ----------
-    moments : of each space, what its `observe` collected
-    prediction : (V,) float64      sum over scored positions of the model's distribution of the next token
-    """
-
-    moments: list[Moments]
-    prediction: torch.Tensor
-
-
 def fit_bases(
     model: AttributableModel, chunks: ChunkReader, names: Sequence[str], options: BasisOptions
 ) -> SteeredModel:
-    """The model with spaces whose bases are leading principal directions on a random sample of the corpus.
+    """Fit spaces whose bases are leading principal directions on a random sample of the corpus.
 
     Activations enter as LN(h), uncentred; gradients are those of labels drawn from the model, so that the
     directions are the ones in which the model's own distribution is most sensitive.
@@ -73,32 +58,43 @@ def fit_bases(
     -------
     SteeredModel, its spaces in the order of ``names``
     """
-    # 1. one pass over the sample
-    observed = observe_sample(model, chunks, names, options, observed_groups(model, chunks, options))
-    # 2. every space makes its basis of what it has collected
-    steered = bases_from(model, chunks, names, options, observed)
-    # 3. gates of whitened ones are put in one unit, that of F itself
-    if scales_bases(names, options):
-        groups = scaling_groups(steered, chunks, options)
-        scale_bases(steered, *curvature_of_sample(steered, chunks, options, groups))
+    classes = space_classes(names)
+    # 1. The model with probes, which mark the sites whose gradients are wanted: one for each site
+    probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
+    watched = SteeredModel(model, list(probes.values()), options.layer)
+    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, model.d_model))
+    # 2. One pass over the sample, in which every space collects what it needs
+    moments, prediction = _observe(watched, chunks, classes, options, groups)
+
+    def each_label() -> Iterator[tuple[Signals, torch.Tensor]]:
+        for group in groups:
+            yield from label_signals(watched, chunks.batch(group))
+
+    # 3. Every space makes its basis of what it has collected
+    with progress("fitting bases"):
+        spaces = [
+            cls.fit(Sample(model, chunks, own, prediction, each_label), options)
+            for cls, own in zip(classes, moments, strict=True)
+        ]
+    steered = SteeredModel(
+        model, [space.to(model.device).requires_grad_(False) for space in spaces], options.layer
+    )
+    # 4. Gates of whitened bases are put in one unit, that of F itself
+    if options.damping is not None and any(space.whitens for space in spaces):
+        _scale(steered, chunks, options)
     return steered
 
 
-def observed_groups(model: AttributableModel, chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
-    """The chunks that `observe_sample` is to see, batch by batch."""
-    return chunks.plan(options.batch_tokens, _sample(chunks, options.seed, model.d_model))
-
-
-def observe_sample(
-    model: AttributableModel,
+def _observe(
+    watched: SteeredModel,
     chunks: ChunkReader,
-    names: Sequence[str],
+    classes: Sequence[type[OperatorSpace]],
     options: BasisOptions,
     groups: Sequence[np.ndarray],
-) -> Observed:
-    """What bases of these spaces are made of, summed over some batches of the sample."""
-    classes = space_classes(names)
-    watched = _watched(model, classes, options)
+) -> tuple[list[Moments], torch.Tensor]:
+    """What each space's `observe` collects of the sample, and the sum over its scored positions of the
+    model's distribution of the next token, (V,) float64."""
+    model = watched.model
     moments = [Moments() for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
 
@@ -116,58 +112,13 @@ def observe_sample(
         seen = Observation(batch, drawn, used, batch.scored.to(model.device))
         for cls, own in zip(classes, moments, strict=True):
             cls.observe(seen, own, options)
-    return Observed(moments, prediction.cpu())
+    return moments, prediction.cpu()
 
 
-def bases_from(
-    model: AttributableModel,
-    chunks: ChunkReader,
-    names: Sequence[str],
-    options: BasisOptions,
-    observed: Observed,
-) -> SteeredModel:
-    """The model with bases of what was observed of the whole sample, each in a unit of its own."""
-    classes = space_classes(names)
-    watched = _watched(model, classes, options)
-
-    def each_label() -> Iterator[tuple[Signals, torch.Tensor]]:
-        for group in observed_groups(model, chunks, options):
-            yield from label_signals(watched, chunks.batch(group))
-
-    with progress("fitting bases"):
-        spaces = [
-            cls.fit(Sample(model, chunks, own, observed.prediction, each_label), options)
-            for cls, own in zip(classes, observed.moments, strict=True)
-        ]
-    spaces = [space.to(model.device).requires_grad_(False) for space in spaces]
-    return SteeredModel(model, spaces, options.layer)
-
-
-def _watched(
-    model: AttributableModel, classes: Sequence[type[OperatorSpace]], options: BasisOptions
-) -> SteeredModel:
-    """The model with probes, which mark the sites whose gradients are wanted: one for each site."""
-    probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
-    return SteeredModel(model, list(probes.values()), options.layer)
-
-
-def scales_bases(names: Sequence[str], options: BasisOptions) -> bool:
-    """Whether bases of some of these spaces are whitened, and scaled to one unit."""
-    return options.damping is not None and any(cls.whitens for cls in space_classes(names))
-
-
-def scaling_groups(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> list[np.ndarray]:
-    """The chunks that `curvature_of_sample` is to see, few at a time."""
-    return chunks.small_groups(_sample(chunks, options.seed, 0, "curvature sample"), steered.chunks_at_once)
-
-
-def curvature_of_sample(
-    steered: SteeredModel, chunks: ChunkReader, options: BasisOptions, groups: Sequence[np.ndarray]
-) -> tuple[list[torch.Tensor], float]:
-    """Sums over some groups of the sample, which add up over parts of it: of each space the mean squares of
-    its parts' gradients (parts,) float64, and the scored tokens."""
-    spaces = steered.spaces
-    device = steered.model.device
+def _scale(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) -> None:
+    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is what the
+    space says (1, mostly): of every layer inside the blocks by itself, and of every other space."""
+    spaces, device = steered.spaces, steered.model.device
     totals = [torch.zeros(len(space.parts()), dtype=torch.float64, device=device) for space in spaces]
     tokens = 0.0
 
@@ -176,6 +127,8 @@ def curvature_of_sample(
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         return gate_gradients(steered, batch, sampled=uniforms)[0]
 
+    rows = _sample(chunks, options.seed, 0, "curvature sample")
+    groups = chunks.small_groups(rows, steered.chunks_at_once)
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
     for batch, gradients in ShrinkingBatches().each(batches, of_drawn):
         # rows are means over tokens, and Σ_t g_t g_tᵀ has the square of their sum as its expectation
@@ -185,17 +138,10 @@ def curvature_of_sample(
             squares = [gradient[:, part].square().mean(dim=1) for part in space.parts()]  # (B,) each
             total += (torch.stack(squares, dim=1).double() * weight).sum(dim=0)
         tokens += float(batch.scored.sum())
-    return [total.cpu() for total in totals], tokens
-
-
-def scale_bases(steered: SteeredModel, totals: Sequence[torch.Tensor], tokens: float) -> None:
-    """Scale whitened bases, in place, so that the mean eigenvalue of the Fisher matrix per token is what the
-    space says (1, mostly): of every layer inside the blocks by itself, and of every other space. By the
-    `curvature_of_sample`."""
-    for total, space in zip(totals, steered.spaces, strict=True):
+    for total, space in zip(totals, spaces, strict=True):
         if not space.whitens:
             continue
-        for number, value in enumerate((total / max(1.0, tokens)).tolist()):
+        for number, value in enumerate((total.cpu() / max(1.0, tokens)).tolist()):
             # a layer that no gradient reaches has nothing to scale
             if value > 0:
                 space.scale(number, (space.mean_eigenvalue / value) ** 0.5)

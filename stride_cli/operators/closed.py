@@ -88,13 +88,7 @@ class ClosedSettings:
 def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSettings) -> SteeredModel:
     """Fit the bases that these settings ask for to a model and corpus; chunks' tokens and chunks count as
     the settings say."""
-    steered = fit_bases(model, chunks, settings.spaces, basis_options(settings))
-    return replace(steered, averaged=settings.residuals == "average", normalized=settings.normalize)
-
-
-def basis_options(settings: ClosedSettings) -> BasisOptions:
-    """How the bases are fitted that these settings ask for."""
-    return BasisOptions(
+    options = BasisOptions(
         layer=settings.layer,
         ranks=settings.ranks,
         n_buckets=settings.n_buckets,
@@ -103,6 +97,8 @@ def basis_options(settings: ClosedSettings) -> BasisOptions:
         damping=settings.damping if settings.curvature == "kronecker" else None,
         all_labels=settings.curvature == "exact",
     )
+    steered = fit_bases(model, chunks, settings.spaces, options)
+    return replace(steered, averaged=settings.residuals == "average", normalized=settings.normalize)
 
 
 def fit_closed(

@@ -8,7 +8,7 @@ parameters, K = 1,068, 251,168 gates) the rounding moved what the subsets measur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,16 @@ class PackedGates:
     @classmethod
     def of(cls, gates: np.ndarray) -> PackedGates:
         """Round a (K, p) float32 matrix, subset by subset."""
-        return cls(*_rounded(gates, np.int8))
+        count, size = gates.shape
+        values = np.empty((count, size), np.int8)
+        scale = np.empty((count, -(-size // _BLOCK)), np.float32)
+        starts = np.arange(0, size, _BLOCK)
+        with np.errstate(invalid="ignore"):  # what is not finite has a scale that says so
+            for row, gate in enumerate(gates):
+                largest = np.maximum.reduceat(np.abs(gate), starts)
+                scale[row] = np.maximum(largest, np.finfo(np.float32).tiny * 127) / 127
+                values[row] = np.rint(gate / np.repeat(scale[row], _BLOCK)[:size])
+        return cls(values, scale)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,28 +124,13 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
 
 
 def _narrowed(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`_rounded` to int16, row by row in one pass."""
+    """Rows (n, p) float32 as int16, and the step of each block of 256, float32."""
     from stride_cli.operators.gate_kernels import narrow
 
     count, size = matrix.shape
     numbers, steps = np.empty((count, size), np.int16), np.empty((count, -(-size // _BLOCK)), np.float32)
     for row in range(count):
         narrow(np.ascontiguousarray(matrix[row]), numbers[row], steps[row])
-    return numbers, steps
-
-
-def _rounded(matrix: np.ndarray, kind: type[np.signedinteger[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n, p) float32 as integers of that kind, and the step of each block of 256, float32."""
-    most = np.iinfo(kind).max
-    count, size = matrix.shape
-    numbers = np.empty((count, size), kind)
-    steps = np.empty((count, -(-size // _BLOCK)), np.float32)
-    starts = np.arange(0, size, _BLOCK)
-    with np.errstate(invalid="ignore"):  # what is not finite has a step that says so
-        for row in range(count):
-            largest = np.maximum.reduceat(np.abs(matrix[row]), starts)
-            steps[row] = np.maximum(largest, np.finfo(np.float32).tiny * most) / most
-            numbers[row] = np.rint(matrix[row] / np.repeat(steps[row], _BLOCK)[:size])
     return numbers, steps
 
 
@@ -147,12 +141,3 @@ def combined_gates(gates: Gates, weights: np.ndarray) -> np.ndarray:
         some = slice(start, start + _ROWS_AT_ONCE)
         total += weights[..., some].astype(np.float32) @ gate_rows(gates, some)
     return total
-
-
-def mean_square_length(gates: Gates) -> float:
-    """Mean over subsets of ``‖a_k‖²``."""
-    total = 0.0
-    for start in range(0, len(gates), _ROWS_AT_ONCE):
-        rows = gate_rows(gates, slice(start, start + _ROWS_AT_ONCE))
-        total += float(np.einsum("kp,kp->", rows, rows, dtype=np.float64))
-    return total / max(1, len(gates))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 
@@ -14,7 +13,7 @@ _OF_DEVICE = 16  # the share of a device's memory that one space's moments may t
 
 
 class Moments:
-    """What one space collects of a sample, by keys of its own: ``Σ v vᵀ`` of rows v, and how many.
+    """Second moments that one space collects of a sample, by keys of its own: ``Σ v vᵀ``, and how many v.
 
     They stay where the rows are; of a device that has no more room for them, the further ones do not.
     """
@@ -43,16 +42,6 @@ class Moments:
     def rows(self, key: Hashable) -> int:
         """How many rows were added."""
         return self._rows[key]
-
-    def state(self) -> dict[str, dict[Hashable, Any]]:
-        """What `merge` adds elsewhere: sums and rows by key."""
-        return {"sums": dict(self._sums), "rows": dict(self._rows)}
-
-    def merge(self, state: Mapping[str, Mapping[Hashable, Any]]) -> None:
-        """Add what another one collected of other rows."""
-        for key, own in state["sums"].items():
-            self._sums[key] = self._sums[key] + own if key in self._sums else own
-        self._rows.update(state["rows"])
 
 
 def leading_directions(moment: torch.Tensor, rank: int, damping: float | None = None) -> torch.Tensor:
