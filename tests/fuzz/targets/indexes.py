@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from index_format.errors import IndexFormatError
+from index_format.layout import FORMAT_VERSION
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
 from index_format.verify import verify
 from index_format.writer import GroupWriter
@@ -224,7 +225,7 @@ def journals(r: random.Random) -> None:
         partial.mkdir()
         header = {
             "kind": "header",
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "build_key": "k",
             "extends": None,
             "shard_bytes": 4096,

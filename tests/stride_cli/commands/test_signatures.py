@@ -15,8 +15,8 @@ from typer.models import OptionInfo
 
 from stride_cli.commands.app import command_line
 from stride_cli.commands.options import Flags
-from stride_cli.research.methods.registry import METHODS
 from stride_cli.options import kinds_of
+from stride_cli.research.methods.registry import METHODS
 
 ROOT = Path(__file__).parents[3]
 MOST = 8
