@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.characters import shortened
@@ -19,7 +19,6 @@ from stride_cli.models.stream_choice import StreamOptions
 from stride_cli.operators.options import FLAT
 from stride_cli.options import MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions
-from stride_cli.schema.derivation import Record
 
 FILE_NAME = "stride.yaml"
 _WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -72,18 +71,13 @@ SECTIONS: dict[str, dict[str, Entry]] = {
 }
 
 
-@dataclass(frozen=True)
-class Setting(Record):
+class Setting(TypedDict):
     """One setting as resolved."""
 
-    schema = "stride.setting/1"
+    schema: Literal["stride.setting/1"]
     key: Annotated[str, "section and name, such as query.top"]
     value: Annotated[str | float | bool | list[Any] | None, "null: what fits the index and model"]
     source: Annotated[str, '"default", "stride.yaml" or the name of a variable']
-
-    @property
-    def name(self) -> str:
-        return self.key.partition(".")[2]
 
 
 def resolve(section: str, flags: Mapping[str, Any]) -> Any:
@@ -105,7 +99,7 @@ def resolve(section: str, flags: Mapping[str, Any]) -> Any:
     given = {name: value for name, value in flags.items() if name in SECTIONS[section]}
     for name, value in given.items():
         SECTIONS[section][name].check(value)
-    found = {setting.name: setting.value for setting in settings(section)}
+    found = {name_of(setting): setting["value"] for setting in settings(section)}
     return SimpleNamespace(**found | {name: value for name, value in given.items() if value is not None})
 
 
@@ -114,7 +108,7 @@ def settings(section: str | None = None) -> list[Setting]:
     written = read_file(Path(FILE_NAME))
     wanted = {name: declared for name, declared in SECTIONS.items() if section in (None, name)}
     _check_variables(wanted)
-    found = []
+    found: list[Setting] = []
     for name, declared in wanted.items():
         for entry in declared.values():
             key, variable = f"{name}.{entry.name}", _variable(name, entry.name)
@@ -130,8 +124,13 @@ def settings(section: str | None = None) -> list[Setting]:
             if variable in os.environ:
                 value, source = _of_text(os.environ[variable], entry, variable), variable
                 entry.check(value, variable, f"unset {variable}")
-            found.append(Setting(key, value, source))
+            found.append({"schema": "stride.setting/1", "key": key, "value": value, "source": source})
     return found
+
+
+def name_of(setting: Setting) -> str:
+    """The name of a setting in its section."""
+    return setting["key"].partition(".")[2]
 
 
 def _variable(section: str, name: str) -> str:
@@ -161,7 +160,8 @@ def kernel_cache_setting() -> Setting:
 
     place = kernel_cache()
     source = "NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "default"
-    return Setting("kernels.directory", None if place is None else str(place), source)
+    value = None if place is None else str(place)
+    return {"schema": "stride.setting/1", "key": "kernels.directory", "value": value, "source": source}
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -32,12 +32,15 @@ def show(json: Json = False) -> None:
     found = [*settings(), kernel_cache_setting()]
     if wants_json(json):
         for setting in found:
-            emit(setting.to_record())
+            emit(setting)
         return
     from stride_cli.commands.tables import print_table
 
     print_table(
         "settings",
         ["setting", "value", "source"],
-        [[each.key, "–" if each.value is None else str(each.value), each.source] for each in found],
+        [
+            [each["key"], "–" if each["value"] is None else str(each["value"]), each["source"]]
+            for each in found
+        ],
     )

@@ -133,15 +133,15 @@ def _options(given: dict[str, Any]) -> TrainOptions:
 
     Where a flag says which fit, settings of the other one are passed over.
     """
-    from stride_cli.config import settings
+    from stride_cli.config import name_of, settings
 
-    written = {setting.name: setting for setting in settings("train") if setting.source != "default"}
-    values = {name: found.value for name, found in written.items() if name in entries(*FLAT)} | given
+    written = {name_of(found): found for found in settings("train") if found["source"] != "default"}
+    values = {name: found["value"] for name, found in written.items() if name in entries(*FLAT)} | given
     if "fit" in given or "recipe" in given:
         own = entries(FITS[fit_of(values.get("fit") if "fit" in given else None, values.get("recipe"))])
         values = {name: value for name, value in values.items() if name in given or name in own}
 
     def called(name: str, flag: str) -> str:
-        return flag if name in given else f"{written[name].key} ({written[name].source})"
+        return flag if name in given else f"{written[name]['key']} ({written[name]['source']})"
 
     return train_options(called=called, **values)

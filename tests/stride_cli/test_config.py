@@ -22,7 +22,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def top() -> tuple[int, str]:
-        return next((s.value, s.source) for s in settings("query") if s.key == "query.top")
+        return next((s["value"], s["source"]) for s in settings("query") if s["key"] == "query.top")
 
     assert top() == (10, "default")
     (elsewhere / "stride.yaml").write_text("query:\n  top: 20\n  lambda_ratio: 1\n")
@@ -60,8 +60,8 @@ def test_every_setting_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatc
         text = os.pathsep.join(value) if isinstance(value, list) else str(value).lower()
         monkeypatch.setenv(f"STRIDE_{key.replace('.', '_')}".upper(), text)
     found = settings()
-    assert {setting.key: setting.value for setting in found} == values
-    assert all(setting.source.startswith("STRIDE_") for setting in found)
+    assert {setting["key"]: setting["value"] for setting in found} == values
+    assert all(setting["source"].startswith("STRIDE_") for setting in found)
 
 
 def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
@@ -72,9 +72,9 @@ def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
         section, name = key.split(".")
         by_section[section][name] = value
     (elsewhere / "stride.yaml").write_text(yaml.safe_dump(by_section))
-    found = [setting for setting in settings() if setting.key != "general.trust_code"]
-    assert {setting.key: setting.value for setting in found} == values
-    assert {setting.source for setting in found} == {"stride.yaml"}
+    found = [setting for setting in settings() if setting["key"] != "general.trust_code"]
+    assert {setting["key"]: setting["value"] for setting in found} == values
+    assert {setting["source"] for setting in found} == {"stride.yaml"}
 
 
 @pytest.mark.parametrize(

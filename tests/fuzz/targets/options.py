@@ -234,7 +234,9 @@ def _keys() -> list[str]:
     from stride_cli.config import settings
 
     return [
-        each.key for each in settings() if each.key not in ("general.allow_download", "general.trust_code")
+        each["key"]
+        for each in settings()
+        if each["key"] not in ("general.allow_download", "general.trust_code")
     ]
 
 
