@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from stride_cli.errors import QueryError
+
 # marks that turn the order of what stands around them: an id could read as another
 _TURNS = "\u202a-\u202e\u2066-\u2069"
 # control characters, which can steer a terminal and do not belong in HTML; halves of characters; what is none
@@ -69,3 +71,23 @@ def _escaped(found: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a name that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def check_text(text: str, what: str) -> None:
+    """QueryError where a text holds a NUL, half of a surrogate pair, or bytes that were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        if "\udc80" <= found <= "\udcff":  # how Python hands on a byte that it cannot decode
+            byte = ord(found) - 0xDC00
+            raise QueryError(
+                f"{what} is not UTF-8 (found the byte 0x{byte:02x})",
+                fix="convert it: iconv -f latin1 -t utf-8",
+            ) from None
+        raise QueryError(
+            f"{what} has half of a surrogate pair ({found!a})",
+            fix="write both halves, or the character itself",
+        ) from None
+    if "\0" in text:
+        raise QueryError(f"{what} contains a NUL character", fix="remove it")

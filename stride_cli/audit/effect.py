@@ -196,8 +196,7 @@ def measure_losses(model: AttributableModel, samples: Sequence[Sample]) -> Itera
     """A model's loss on each sample, mean nats per scored token, by forward passes alone."""
     import torch
 
-    from stride_cli.data.batches import pad_batch
-    from stride_cli.data.losses import row_losses
+    from stride_cli.data.batches import pad_batch, row_losses
 
     for start in range(0, len(samples), _BLOCK):
         block = samples[start : start + _BLOCK]

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stride_cli import output
-from stride_cli.characters import one_line, shortened
+from stride_cli.characters import check_text, one_line, shortened
 from stride_cli.corpus.documents import type_name
 from stride_cli.corpus.sources import SKIPS_TOLD
-from stride_cli.data.query_text import check_text
 from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, first_line, located
 
 if TYPE_CHECKING:

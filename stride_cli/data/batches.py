@@ -12,10 +12,12 @@ import torch
 
 from index_format.errors import IndexDamaged
 from index_format.shards import ranges
-from stride_cli.data.residual_codes import BEFORE, unpacked
 
 if TYPE_CHECKING:
+    import torch
+
     from index_format.reader import Index
+
 
 _FEW_TOKENS = 1 << 16
 TOGETHER = 32  # chunks whose gate gradients are held together, in memory
@@ -297,3 +299,38 @@ class ChunkReader:
         """All chunks (or the given ones), batch by batch."""
         for group in self.plan(batch_tokens, rows):
             yield self.batch(group)
+
+
+def row_losses(model: Any, batch: Batch) -> torch.Tensor:
+    """Summed loss of each row's scored tokens, (B,) in float64 from float32 logits; differentiable.
+
+    Parameters
+    ----------
+    model : AttributableModel, or a classifier with its interface
+    """
+    import torch
+    import torch.nn.functional as F
+
+    ids, weights = batch.ids.to(model.device), batch.weights.to(model.device)
+    final = model.continue_from(model.hidden(ids, 0), 0)  # (B, T, d)
+    row, position = torch.nonzero(weights[:, 1:], as_tuple=True)  # token position + 1 is predicted here
+    logits = model.logits(final[row, position]).float()
+    losses = F.cross_entropy(logits, ids[row, position + 1], reduction="none").double()
+    losses = losses * weights[row, position + 1]
+    return torch.zeros(len(ids), dtype=torch.float64, device=losses.device).index_add(0, row, losses)
+
+
+BEFORE = "operators/before"  # of each token of the corpus, by the model before it was trained on it
+_STEPS = 8  # of each halving
+_LEAST = 1e-12
+
+
+def packed(residuals: np.ndarray) -> np.ndarray:
+    """Residuals, 0 … 1, as uint8; 2^(−255/8) at the least."""
+    halvings = -_STEPS * np.log2(np.maximum(residuals, _LEAST))
+    return np.clip(np.rint(halvings), 0, 255).astype(np.uint8)
+
+
+def unpacked(codes: np.ndarray) -> np.ndarray:
+    """The inverse of `packed`, float32, to 4.5 %."""
+    return np.exp2(codes.astype(np.float32) / -_STEPS)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from stride_cli.characters import shortened
+from stride_cli.characters import check_text, shortened
 from stride_cli.data.batches import Batch, pad_batch
-from stride_cli.data.query_text import check_text
 from stride_cli.errors import NumericalError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.causal_lm import CausalLM
+
 
 # how a prompt is put to the model: in the tokenizer's chat template; on a line of its own, as a corpus of
 # prompts with responses is tokenised where there is no template; or as it stands, with the response behind it

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from stride_cli.models.devices import total_bytes
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
+
 
 _BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
 _OF_DEVICE = 96  # the share of a device's memory that they may take, where that is more: 1/96
@@ -155,3 +156,25 @@ def check_finite(loss: Tensor, batch: Batch) -> None:
             f"(expected a number, found {float(loss[bad[0]])})",
             fix="check the checkpoint (stride model info MODEL), or run with --dtype fp32",
         )
+
+
+class _Seeded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient, None
+
+
+def seeded(output: Tensor, gradient: Tensor) -> Tensor:
+    """A number whose gradient in `output` is `gradient`, of the same shape; zero, to be differentiated.
+
+    What `torch.autograd.grad` does with ``grad_outputs``, which has it import sympy, a third of a second.
+    """
+    with torch.enable_grad():
+        number: Tensor = _Seeded.apply(output, gradient)
+    return number

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from stride_cli.models.classifier.input_table import InputTable
+    from stride_cli.models.classifier.classifier_model import InputTable
     from stride_cli.models.kinds import Kind
     from stride_cli.models.linear_layers import AdapterMatrices, LayerVisitor
 

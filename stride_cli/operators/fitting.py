@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.residual_codes import BEFORE
+from stride_cli.data.batches import BEFORE
 from stride_cli.errors import NumericalError
 from stride_cli.models.loading import Opener
 from stride_cli.operators.designs import Designs

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stride_cli.corpus.adapter_base import base_name, is_adapter
-from stride_cli.data.residual_codes import packed
+from stride_cli.data.batches import packed
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import cuts_alike
 from stride_cli.models.head import check_finite, head_blocks

@@ -276,7 +276,7 @@ def like_own(options: TrainOptions, own: AttributableModel, index: Index) -> Tra
 def _closed(
     options: ClosedOptions, model: AttributableModel, index: Index, common: dict[str, Any]
 ) -> ClosedSettings:
-    from stride_cli.models.classifier.training_path import training_path
+    from stride_cli.models.classifier.classifier_recipe import training_path
     from stride_cli.operators.closed import ClosedSettings, is_whitened
     from stride_cli.operators.device_memory import tokens_at_once
     from stride_cli.operators.logit_spaces import CLASSIFIER_RANK

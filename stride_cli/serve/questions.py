@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.characters import one_line, shortened
-from stride_cli.data.query_text import check_text
+from stride_cli.characters import check_text, one_line, shortened
 from stride_cli.errors import QueryError, StrideError, UsageError, first_line
 from stride_cli.options import Entry, entries
 from stride_cli.serve.options import MOST_PROMPTS

@@ -14,8 +14,13 @@ import torch
 
 from stride_cli import output
 from stride_cli.errors import CorpusError, ModelError, UsageError
-from stride_cli.models.classifier.classifier_model import ClassifierModel
-from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe, software_versions
+from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
+from stride_cli.models.classifier.classifier_recipe import (
+    ClassifierRecipe,
+    checkpoint_steps,
+    default_recipe,
+    software_versions,
+)
 from stride_cli.models.classifier.directory import load_weights, refuse_existing, save_classifier
 from stride_cli.models.classifier.examples import (
     Columns,
@@ -24,9 +29,7 @@ from stride_cli.models.classifier.examples import (
     find_classes,
     read_examples,
 )
-from stride_cli.models.classifier.input_table import Standardisation
 from stride_cli.models.classifier.networks import build_network, choose_network
-from stride_cli.models.classifier.training_path import checkpoint_steps
 from stride_cli.models.devices import resolve_device
 from stride_cli.parallel import torch_threads
 from stride_cli.randomness import stream

@@ -9,7 +9,7 @@ from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.files import refuse_download
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import add_lora
-from stride_cli.models.language.own_nanochat import new_own
+from stride_cli.models.language.nanochat import new_own
 from stride_cli.models.loading import model_fingerprint
 
 

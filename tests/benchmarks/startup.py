@@ -65,8 +65,8 @@ print(json.dumps(times))
 # a query whose model and tokenizer are transformers' own
 THEIRS = """
 import sys
-from stride_cli.models.language import own_tokenizer
-own_tokenizer.plain_directory = lambda directory: False
+from stride_cli.models.language import nanochat, tokenizer
+tokenizer.own_config = nanochat.own_config = lambda directory: None
 from stride_cli.__main__ import main
 sys.argv[0] = "stride"
 main()

@@ -121,8 +121,7 @@ class Paths:
     def labels(self) -> list[np.ndarray]:
         """A classifier, fitted with every label counted."""
         from stride_cli.data.batches import ChunkReader
-        from stride_cli.models.classifier.classifier_model import ClassifierModel
-        from stride_cli.models.classifier.input_table import InputTable, Standardisation
+        from stride_cli.models.classifier.classifier_model import ClassifierModel, InputTable, Standardisation
         from stride_cli.models.classifier.networks import MLP
         from stride_cli.operators.closed import ClosedSettings, fit_closed
         from stride_cli.operators.linear_response import measure_linear_with_loss

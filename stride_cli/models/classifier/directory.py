@@ -139,8 +139,7 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     """
     import torch
 
-    from stride_cli.models.classifier.classifier_model import ClassifierModel
-    from stride_cli.models.classifier.input_table import Standardisation
+    from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
     from stride_cli.models.devices import resolve_device
 
     if dtype not in _DTYPES:

@@ -17,7 +17,7 @@ from stride_cli.errors import ModelError, first_line
 from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
-from stride_cli.models.language.own_nanochat import load_own
+from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.quantised import (
     is_quantised,
     make_differentiable,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.losses import row_losses
+from stride_cli.data.batches import row_losses
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.prove.resampling import Interval, mean_interval
 from stride_cli.research.evaluation.options import TailPatchOptions

@@ -148,7 +148,7 @@ def measure(
     """Measure loss and unigram F1 of a model on the queries of a file; `references` are its documents."""
     import torch
 
-    from stride_cli.data.losses import row_losses
+    from stride_cli.data.batches import row_losses
     from stride_cli.data.query_files import read_texts
 
     queries = read_texts(model, path, block_size=min(block_size, model.context_length))

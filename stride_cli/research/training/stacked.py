@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe
-from stride_cli.models.language.own_nanochat import LOGIT_CAP, RMS_EPS, ROPE_THETA
+from stride_cli.models.language.nanochat import LOGIT_CAP, RMS_EPS, ROPE_THETA
 from stride_cli.models.muon import orthogonalised
 from stride_cli.research.training import nanochat_kernels as kernels
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch

@@ -13,7 +13,7 @@ from index_format.reader import Index
 from stride_cli import api
 from stride_cli.corpus.build import append_to_index
 from stride_cli.corpus.plan import CorpusCounts, plan_index
-from stride_cli.data.residual_codes import BEFORE, packed, unpacked
+from stride_cli.data.batches import BEFORE, packed, unpacked
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer

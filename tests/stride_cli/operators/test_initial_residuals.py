@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.data.batches import ChunkReader
-from stride_cli.data.residual_codes import BEFORE, packed, unpacked
+from stride_cli.data.batches import BEFORE, ChunkReader, packed, unpacked
 from stride_cli.operators.gradients import chunk_gradients, gate_gradients
 from stride_cli.operators.initial_residuals import average_residuals, measure_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel

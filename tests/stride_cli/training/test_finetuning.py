@@ -19,9 +19,8 @@ from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.language.lora import add_lora, merged_weights
-from stride_cli.models.language.own_nanochat import load_own
-from stride_cli.models.language.own_tokenizer import OwnTokenizer
-from stride_cli.models.language.tokenizer import load_tokenizer
+from stride_cli.models.language.nanochat import load_own
+from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.finetuning import FinetuneOptions, default_lr, finetune_model

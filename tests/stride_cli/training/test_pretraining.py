@@ -22,10 +22,8 @@ from stride_cli.errors import CorpusError, UsageError
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
-from stride_cli.models.language.nanochat import choose_architecture
-from stride_cli.models.language.own_nanochat import load_own
-from stride_cli.models.language.own_tokenizer import OwnTokenizer
-from stride_cli.models.language.tokenizer import load_tokenizer
+from stride_cli.models.language.nanochat import choose_architecture, load_own
+from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
 from stride_cli.training.initial_model import initial_model

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.head import HeadBlock, check_finite, head_blocks
-from stride_cli.models.seeding import seeded
+from stride_cli.models.head import HeadBlock, check_finite, head_blocks, seeded
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch

@@ -134,8 +134,7 @@ def _learned(values: Tensor, time: float) -> Tensor:
 def _training(workspace: Workspace) -> tuple[list[Path | None], list[float], float]:
     """Find the models along a classifier's training, its own (None) last; each one's time since the one
     before; and the weight decay."""
-    from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
-    from stride_cli.models.classifier.training_path import training_path
+    from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe, training_path
 
     if kind_of_index(workspace.index) != "classifier":
         raise UsageError(

@@ -10,8 +10,7 @@ from torch import nn
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import queries_of_rows, read_examples, register
 from stride_cli.errors import ModelError, QueryError, StrideError, UsageError
-from stride_cli.models.classifier.classifier_model import ClassifierModel
-from stride_cli.models.classifier.input_table import InputTable, Standardisation
+from stride_cli.models.classifier.classifier_model import ClassifierModel, InputTable, Standardisation
 from stride_cli.models.classifier.networks import MLP, build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact

@@ -15,10 +15,9 @@ from torch import nn
 
 from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.errors import ModelError, NumericalError
-from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, checkpoint_steps, training_path
 from stride_cli.models.classifier.directory import load_classifier
 from stride_cli.models.classifier.networks import NetworkSpec
-from stride_cli.models.classifier.training_path import checkpoint_steps, training_path
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fisher import label_fisher, solve_gates

@@ -18,8 +18,7 @@ from stride_cli.models.language import checkpoint
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import Architecture
-from stride_cli.models.language.nanochat import build_model
-from stride_cli.models.language.own_nanochat import NanoChatForCausalLM, load_own, new_own
+from stride_cli.models.language.nanochat import NanoChatForCausalLM, build_model, load_own, new_own
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
 

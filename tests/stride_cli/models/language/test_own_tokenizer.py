@@ -17,8 +17,12 @@ from stride_cli.corpus.documents import Document
 from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.files import find_checkpoint
-from stride_cli.models.language.own_tokenizer import OwnTokenizer, own_tokenizer
-from stride_cli.models.language.tokenizer import load_tokenizer, transformers_tokenizer
+from stride_cli.models.language.tokenizer import (
+    OwnTokenizer,
+    load_tokenizer,
+    own_tokenizer,
+    transformers_tokenizer,
+)
 
 TEXTS = [
     *("Ada lives in Oslo", "", " ", "\n\n two  lines\r\n", "Zürich – 🦒🦒 naïve", "a\u0000b\ufffd", "名前"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stride_cli.data.example_queries import queries_of_rows
-from stride_cli.models.classifier.input_table import Standardisation
+from stride_cli.models.classifier.classifier_model import Standardisation
 from stride_cli.research.methods import vectors
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.representations import RDS, FeatSim
