@@ -114,11 +114,3 @@ def test_a_model_does_not_depend_on_those_beside_it(chunks, dtype):
         (alone,) = train_stacked(chunks, recipe, [mask], [seed])
         for one, two in zip(model.parameters(), alone.parameters(), strict=True):
             assert torch.equal(one, two)
-
-
-def test_the_benchmark_runs():
-    from tests.benchmarks.stacked import recipe_of, run
-
-    records = list(run(recipe_of(16, 64, 1024, 1, "fp32"), [2], repeats=1))
-    assert [record["models"] for record in records] == [1, 2]
-    assert all(record["times_faster"] > 0 for record in records)
