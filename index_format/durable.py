@@ -52,7 +52,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def require_space(directory: Path, n_bytes: int, *, what: str) -> None:
-    """StorageFull where the disk of a directory has less than so many bytes free.
+    """Raise StorageFull where the disk of a directory has less than so many bytes free.
 
     Parameters
     ----------

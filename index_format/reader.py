@@ -148,8 +148,9 @@ class Index:
         return sorted(name for name in self._group(group).arrays if name.startswith(f"{group}/"))
 
     def array(self, name: str) -> np.ndarray | ShardedArray:
-        """Map array `name` ("group/array"), read-only. A single file is compared with its digest now, several
-        when they are first read.
+        """Map array `name` ("group/array"), read-only.
+
+        A single file is compared with its digest now, several when they are first read.
 
         Returns
         -------

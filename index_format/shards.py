@@ -279,10 +279,10 @@ class ShardWriter:
                 actual = look_inside(self.directory, self._name(file)).st_size
             except FileNotFoundError:
                 actual = -1
-            if actual < size:
+            if actual < size or (file < self._file and file not in self.digests):
                 found = f"has {actual:,}" if actual >= 0 else "is missing"
                 raise IndexDamaged(
-                    f"the unfinished build lost data: {path} should have {size:,} bytes, {found}",
+                    f"unfinished build lost data: {path} should have {size:,} bytes and a digest, {found}",
                     fix="rerun the command with --overwrite: it begins anew",
                 )
         if self._used:

@@ -201,6 +201,22 @@ def test_entries_of_a_journal(tmp_path: Path, sample, victim: Path, commit: dict
     assert unharmed(victim)
 
 
+def test_full_files_need_the_digests_that_a_commit_records(tmp_path: Path, sample) -> None:
+    sample.build(tmp_path / "run.stride")
+    partial = tmp_path / "run.stride/operators.partial"
+    with GroupWriter(tmp_path / "run.stride", "operators", "k", shard_bytes=64) as writer:
+        append_gates(writer)
+        writer.commit({"done": 1})
+    journal = Journal(partial / Journal.NAME)
+    header, commit = journal.entries
+    (partial / Journal.NAME).unlink()
+    forged = Journal(partial / Journal.NAME)
+    forged.write(header)
+    forged.write({**commit, "sealed": {}})
+    with pytest.raises(IndexDamaged, match="bytes and a digest"):
+        begin(tmp_path / "run.stride")
+
+
 def test_what_was_written_before_an_interruption_is_compared(tmp_path: Path, sample) -> None:
     path = tmp_path / "run.stride"
     sample.build(path)

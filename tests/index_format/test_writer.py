@@ -167,7 +167,7 @@ def test_committed_data_that_is_gone_is_noticed(tmp_path, sample):
         writer.commit({"documents": 9})
     file = tmp_path / "run.partial/data/corpus/tokens/c/0"
     os.truncate(file, 3)
-    with pytest.raises(IndexDamaged, match=r"tokens/c/0 should have .* bytes, has 3"):
+    with pytest.raises(IndexDamaged, match=r"tokens/c/0 should have .* bytes and a digest, has 3"):
         IndexWriter.create(tmp_path / "run", build_key="k")
     file.unlink()
     with pytest.raises(IndexDamaged, match="is missing"):
