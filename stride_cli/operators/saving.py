@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import torch
 
-from index_format.durable import PIECE_BYTES
+from index_format.durable import replacing
 from stride_cli.errors import StorageError
 
 
@@ -52,52 +49,17 @@ class SavedState:
             self._pause = max(self._seconds, 20 * (self._last - started))
 
 
-class _InPieces:
-    """What torch.save may write its tensors to, each by one call: piece by piece to a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, data: bytes) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), PIECE_BYTES):
-            self._file.write(view[start : start + PIECE_BYTES])
-        return len(view)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-@contextlib.contextmanager
-def _without_checksums() -> Iterator[None]:
-    """torch.load looks at none, and they take as long as the writing does."""
-    from torch.serialization import get_crc32_options, set_crc32_options
-
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
-
-
-def save_atomically(state: dict[str, object], path: Path) -> None:
-    """torch.save beside the target, flushed to disk, then one rename.
+def save_atomically(state: dict[str, Any], path: Path) -> None:
+    """Write a state beside the target, flush it to disk, and rename it.
 
     Raises
     ------
     StorageError      the disk is full or refuses; what was saved before is kept
     """
-    temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
-            with _without_checksums():
-                torch.save(state, cast("BinaryIO", _InPieces(file)))  # it asks for no more of one
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with replacing(path) as fresh:
+            torch.save(state, fresh)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        temporary.unlink(missing_ok=True)
         raise StorageError(
             f"the state of the fit could not be written to {path}: {error}".splitlines()[0],
             fix="free some space, then run the same command again: it goes on where it was last saved",

@@ -29,19 +29,19 @@ class Entered:
     weights: torch.Tensor
 
     def rows(self, chosen: torch.Tensor) -> Entered:
-        """Only some of its rows, by number or mask."""
+        """Take some of its rows, by number or mask."""
         chosen = chosen.to(self.hidden.device)
         inputs = None if self.inputs is None else self.inputs[chosen]
         rest = (self.tokens[chosen], self.targets[chosen], self.weights[chosen])
         return Entered(self.hidden[chosen], inputs, *rest)
 
     def repeated(self, count: int) -> Entered:
-        """Its one row, `count` times."""
+        """Repeat its one row `count` times."""
         return self.rows(torch.zeros(count, dtype=torch.int64))
 
 
 class BaseStates:
-    """What the frozen model says of the chunks before it is steered.
+    """States, losses and highest logits of the frozen model on chunks, before it is steered.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class BaseStates:
                     self._tokens[here : stop - 1] = best[position, : stop - here - 1]
 
     def enter(self, batch: Batch) -> Entered:
-        """Those chunks where steering begins."""
+        """Run chunks to where steering begins."""
         if not self.kept:
             return self._compute(batch)
         ids = batch.ids.to(self._model.device)
@@ -125,7 +125,7 @@ class BaseStates:
 
     @torch.no_grad()
     def _final(self, entered: Entered) -> torch.Tensor:
-        """What the output head reads without steering, (B, T − 1, d)."""
+        """Compute the input of the output head without steering, (B, T − 1, d)."""
         return self._model.continue_from(entered.hidden, self._steered.layer)[:, :-1]
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ def stability_loss(
     shift: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """How far steering moves predictions that it should leave alone, per row (paper, app:ablations).
+    """Penalise moves of predictions that steering should leave alone, per row (paper, app:ablations).
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def stability_loss(
 
 
 def linearity_residual(sketch: torch.Tensor, *, ridge: float = 1e-2) -> torch.Tensor:
-    """The matrix Q with ``L_LDS(y) = ‖Q y‖²``: the residual of a ridge fit in the sketched design.
+    """Compute Q with ``L_LDS(y) = ‖Q y‖²``: the residual of a ridge fit in the sketched design.
 
     Parameters
     ----------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
 from stride_cli.operators.operator_space import OperatorSpace
-from stride_cli.operators.saving import save_atomically
+from stride_cli.operators.saving import SavedState
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
@@ -109,7 +108,8 @@ def fit_sgd(
     """
     row_offsets = np.asarray(row_offsets)
     n_subsets = len(row_offsets) - 1
-    # each its own: a classifier's layers differ in width, and some heads read a projection (OPT)
+    # 1. Random bases and zero gates. Each space has a width of its own: a classifier's layers differ, and
+    # some heads read a projection (OPT)
     probe = chunks.batch(np.arange(1)).ids.to(model.device)
     with torch.no_grad():
         hidden = model.hidden(probe, settings.layer)
@@ -136,6 +136,7 @@ def fit_sgd(
     gates = [
         torch.zeros(n_subsets, space.gate_size, device=model.device, requires_grad=True) for space in spaces
     ]
+    # 2. Optimisers, the sketch of L_LDS, and what the model says unsteered
     bases = [parameter for space in spaces for parameter in space.parameters()]
     muon = Muon(bases, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(gates, lr=settings.lr, weight_decay=0.0)
@@ -150,10 +151,9 @@ def fit_sgd(
         visits=settings.steps * each,
     )
 
-    first = 0
-    saved = scratch / "sgd.pt" if scratch is not None else None
-    if saved is not None and saved.exists():
-        state = torch.load(saved, weights_only=True)
+    # 3. What an interrupted run has left
+    first, saved = 0, SavedState(None if scratch is None else scratch / "sgd.pt", save_seconds)
+    if (state := saved.load()) is not None:
         first = state["next"]
         for target, source in zip([*bases, *gates], state["parameters"], strict=True):
             target.data.copy_(source)
@@ -161,7 +161,7 @@ def fit_sgd(
         adamw.load_state_dict(state["adamw"])
         seen, base.losses = state["seen"].numpy(), state["base losses"].numpy()
         curves = {name: values.numpy() for name, values in state["curves"].items()}
-    last_saved = time.monotonic()
+    # 4. The iterations: draw subsets and chunks, accumulate the three losses' gradients, step
     with progress("training operators", settings.steps, unit="steps") as bar:
         bar.advance(first)
         for step in range(first, settings.steps):
@@ -185,15 +185,14 @@ def fit_sgd(
             bar.advance()
             if step % 20 == 0:
                 bar.describe(f"training operators (loss {values['loss']:.3f})")
-            if saved is not None and time.monotonic() - last_saved > save_seconds:
+            if saved.due:
                 checkpoint: dict[str, Any] = {"next": step + 1, "muon": muon.state_dict()}
                 checkpoint["parameters"] = [parameter.detach() for parameter in (*bases, *gates)]
                 checkpoint["adamw"] = adamw.state_dict()
                 checkpoint["seen"] = torch.from_numpy(seen)
                 checkpoint["base losses"] = torch.from_numpy(base.losses)
                 checkpoint["curves"] = {name: torch.from_numpy(curve) for name, curve in curves.items()}
-                save_atomically(checkpoint, saved)
-                last_saved = time.monotonic()
+                saved.save(checkpoint)
     return Operators(
         spaces=[space.cpu().requires_grad_(False) for space in spaces],
         gates=[gate.detach().cpu().numpy() for gate in gates],
@@ -206,7 +205,7 @@ def fit_sgd(
 
 @dataclass(frozen=True)
 class _Draw:
-    """What one iteration looks at: chunk numbers."""
+    """The chunks of one iteration, by number."""
 
     subsets: np.ndarray  # (s,)
     fidelity: np.ndarray  # (s, f), members of each subset
@@ -245,7 +244,7 @@ def _learning_rate(step: int, settings: SgdSettings) -> float:
 def _sketch(
     row_offsets: np.ndarray, row_members: np.ndarray, n_chunks: int, settings: SgdSettings
 ) -> torch.Tensor:
-    """M̃ = M R / √(mean subset size), (K, q) float64, R Gaussian."""
+    """Sketch the design matrix: M̃ = M R / √(mean subset size), (K, q) float64, R Gaussian."""
     projection = stream(settings.seed, "linearity sketch").standard_normal((n_chunks, settings.sketch))
     sketch = np.zeros((len(row_offsets) - 1, settings.sketch))
     for subset in range(len(sketch)):
