@@ -1,4 +1,4 @@
-"""A document, and how a record of a corpus becomes one: checked, with an id of its own."""
+"""Make documents of the records of a corpus: checked, each with an id of its own."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Document:
 
     @property
     def plain_text(self) -> str:
-        """The text as people read it: prompt and response, or the messages, on lines of their own."""
+        """Join prompt and response, or the messages, by line breaks, as people read them."""
         if self.text is not None:
             return self.text
         if self.messages is not None:

@@ -1,4 +1,4 @@
-"""The document ids that a read has seen, so that no two documents share one; in bounded memory."""
+"""Remember the document ids of a read in bounded memory, so that no two documents share one."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class _Part:
     """An index that is merged, and what it records of how it was built.
 
     Attributes:
-        range: The range of a corpus that it was built of; None: of all.
+        range: The range of a corpus that it was built of; 1/1: all.
         entries: Its own record of sources, and those of what was appended.
     """
 
@@ -106,13 +106,17 @@ class _Part:
         self.index = Index.open(path)
         self.config: dict[str, Any] = self.index.attributes.get("config") or {}
         self.counts: dict[str, int] = self.index.attributes.get("counts") or {}
-        written = self.config.get("range")
-        self.range = None if written is None else Range.parse(written)
+        self.range = Range.parse(self.config.get("range") or "1/1")
         self.entries = [self.config, *self.config.get("appended", [])]
 
     @property
+    def place(self) -> str:
+        path = self.index.path
+        return str(path.resolve() if isinstance(path, Path) else path)
+
+    @property
     def corpus(self) -> str:
-        """The fingerprint of its corpus."""
+        """Fingerprint of its corpus."""
         return str(self.index.attributes["fingerprints"]["corpus"])
 
     @property
@@ -125,13 +129,13 @@ class _Part:
 
     @property
     def holds_documents(self) -> bool:
-        """Whether it has all documents as they were read: only texts, which are kept."""
+        """Tell whether it has all documents as they were read: only texts, which are kept."""
         exact = self.config.get("merged_exactly", True)
         return self.index.has("corpus/text_bytes") and self.counts.get("conversations") == 0 and exact
 
     @property
     def numbered(self) -> bool:
-        """Whether ids are numbers, because none were read."""
+        """Tell whether ids are numbers, because none were read."""
         entries = [*self.entries, *self.config.get("merged", [])]
         return all((entry.get("reading") or {}).get("number_ids") is True for entry in entries)
 
@@ -142,19 +146,19 @@ class _Part:
 
     @property
     def sources(self) -> list[str]:
-        """The files that it was built of, as seen from here."""
+        """List the files that it was built of, as seen from here."""
         recorded = [source for entry in self.entries for source in entry.get("sources", [])]
         return [(recorded_places(source, self.index.path) or [source])[0] for source in recorded]
 
     def seen_from(self, place: Path, recorded: str) -> str:
-        """A path that it records, as an index at another place records it."""
+        """Return a recorded path as an index at another place records it."""
         places = recorded_places(recorded, self.index.path)
         return recorded_path(places[0], place) if places and recorded.startswith(os.curdir) else recorded
 
     def __str__(self) -> str:
         files = [os.path.relpath(each) if Path(each).is_absolute() else each for each in self.sources[:3]]
         named = ", ".join(files) + (", …" if len(self.sources) > 3 else "")
-        return f"{self.index.path} (of {named}{'' if self.range is None else f', range {self.range}'})"
+        return f"{self.index.path} (of {named}{f', range {self.range}' if self.range.count > 1 else ''})"
 
 
 def _in_order(parts: Sequence[_Part]) -> list[_Part]:
@@ -164,29 +168,26 @@ def _in_order(parts: Sequence[_Part]) -> list[_Part]:
         IndexMismatch: A range is lacking.
         UsageError: A part is given twice.
     """
-    families: dict[Any, list[_Part]] = {}
+    families: dict[Any, dict[int, _Part]] = {}
     for part in parts:
-        path = part.index.path.resolve() if isinstance(part.index.path, Path) else part.index.path
-        name = str(path) if part.range is None else (part.range.count, *part.sources)
-        families.setdefault(name, []).append(part)
+        whole = part.range.count == 1
+        family = families.setdefault(part.place if whole else (part.range.count, *part.sources), {})
+        if (twin := family.setdefault(part.range.number, part)) is not part:
+            raise UsageError(
+                f"{twin.place} and {part.place} are the same part: it is given twice",
+                fix="name each part once",
+            )
     ordered: list[_Part] = []
     for family in families.values():
-        by_number: dict[int, _Part] = {}
-        for part in family:
-            twin = by_number.setdefault(part.range.number if part.range else 1, part)
-            if twin is not part:
-                raise UsageError(
-                    f"{twin.index.path} and {part.index.path} are the same part: it is given twice",
-                    fix="name each part once",
-                )
-        count = family[0].range.count if family[0].range else 1
-        if lacking := [number for number in range(1, count + 1) if number not in by_number]:
+        first = next(iter(family.values()))
+        count = first.range.count
+        if lacking := [number for number in range(1, count + 1) if number not in family]:
             raise IndexMismatch(
-                f"expected all {count} ranges of {', '.join(family[0].sources)}, found {len(by_number)}: "
+                f"expected all {count} ranges of {', '.join(first.sources)}, found {len(family)}: "
                 f"{', '.join(f'{number}/{count}' for number in lacking[:3])} lacking",
                 fix=f"build what is lacking: stride index build … --range {lacking[0]}/{count} --out …",
             )
-        ordered += [by_number[number] for number in sorted(by_number)]
+        ordered += [family[number] for number in sorted(family)]
     return ordered
 
 
@@ -218,7 +219,7 @@ def _check_parts(parts: Sequence[_Part]) -> None:
 
 
 def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
-    """What must be equal in all parts, by what people call it; with the flag, or the remedy."""
+    """List the settings that must be equal in all parts, by name, each with its flag or a remedy."""
     index, design = part.index, part.design
     prints = index.attributes["fingerprints"]
     texts = "yes" if index.has("corpus/text_bytes") else "no"
@@ -319,7 +320,7 @@ def _counts(parts: Sequence[_Part]) -> dict[str, int]:
 
 
 def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[str, Any]:
-    """What one build of the joined corpora would record, and what the parts were."""
+    """Return the configuration that one build of the joined corpora would record, and the parts."""
     config = {key: value for key, value in parts[0].config.items() if key not in ("appended", "range")}
     sources: list[str] = []
     merged: list[dict[str, Any]] = []
@@ -327,10 +328,10 @@ def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[
     for part in parts:
         recorded = [source for entry in part.entries for source in entry.get("sources", [])]
         seen = [part.seen_from(place, source) for source in recorded]
-        if part.range is None or part.range.number == 1:
+        if part.range.number == 1:
             sources += seen
         entry = {"sources": seen, "reading": part.config.get("reading"), "first_document": first_document}
         entry |= {"corpus": part.corpus}
-        merged.append(entry if part.range is None else entry | {"range": str(part.range)})
+        merged.append(entry | {"range": str(part.range)} if part.range.count > 1 else entry)
         first_document += part.index.n_documents
     return {**config, "sources": sources, "merged": merged, "merged_exactly": exact}

@@ -1,4 +1,4 @@
-"""The i-th of N parts of a corpus: which bytes of its files, and which lines or rows, these are.
+"""Divide a corpus into N parts: the bytes of its files, the lines and the rows of each.
 
 Files lie one behind the other, each as long as it is on disk. Range i of N is what begins in the i-th of N
 equal stretches, so that every document is in one range, and the ranges in turn are the corpus in order.

@@ -42,7 +42,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=Repeated.or_dict)
 
 @dataclass(frozen=True)
 class ReadOptions(Options):
-    """How a corpus is read.
+    """Options of reading a corpus.
 
     Attributes
     ----------

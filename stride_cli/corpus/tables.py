@@ -126,7 +126,7 @@ def _damage(source: Source, row: int) -> Iterator[None]:
 
 
 def _wanted(columns: list[str], fields: list[str], called: str) -> list[str]:
-    """Those of the fields that are columns."""
+    """List the fields that are columns."""
     names = [name for name in dict.fromkeys(fields) if name in columns]
     for name in names:
         if columns.count(name) > 1:
@@ -222,7 +222,7 @@ class _Row:
         self.taken = 0
 
     def take(self, scalar: Any, name: str) -> Any:
-        """A value as a line of JSON would have it; of a message, its role and content."""
+        """Convert a value as a line of JSON would have it; of a message, its role and content."""
         if not scalar.is_valid:
             return None
         if hasattr(scalar, "keys"):
