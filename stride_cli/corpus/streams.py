@@ -9,10 +9,10 @@ import shlex
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from stride_cli.corpus.sources import UNPACK, ReadLog, Source, piped, unreadable
 from stride_cli.errors import CorpusError, require_extra
@@ -36,6 +36,7 @@ _ZSTD_PIECE = 512
 # blanks 50 to 80, one document under 3,000 ids 145 and 1,050; one byte over and over 1,030 and 32,000.
 MOST_EXPANSION = 1000
 UNWATCHED = 64 << 20
+_OTHERWISE = "can be piped in, unpacked: zcat FILE (or zstd -dc FILE) | stride index build - --model MODEL"
 _ENDLESS_LINE = 1 << 30  # a longer line is not even passed over
 _PASSED_BYTES = 1 << 20  # at once, of what another range reads
 
@@ -160,9 +161,14 @@ def _decompressed(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:
     if suffix == ".gz" and head and not head.startswith(_GZIP_MAGIC):
         raise _no_archive("gzip")
     if head.startswith(_GZIP_MAGIC):
-        pieces = _gunzip(_pieces(head, raw, _PIECE))
+        pieces = _unpacked(_pieces(head, raw, _PIECE), "gzip", partial(zlib.decompressobj, 31), _PIECE)
     elif suffix == ".zst" or head.startswith(_ZSTD_MAGIC):
-        pieces = _unzstd(_pieces(head, raw, _ZSTD_PIECE))
+        try:
+            import zstandard
+        except ImportError:
+            raise require_extra("zstandard", "zstd") from None
+        frames = zstandard.ZstdDecompressor()
+        pieces = _unpacked(_pieces(head, raw, _ZSTD_PIECE), "zstd", frames.decompressobj)
     elif raw.seekable():
         raw.seek(0)
         return raw
@@ -198,76 +204,47 @@ class _Pieces(io.RawIOBase):
         return size
 
 
-class _Expansion:
-    """Counts compressed and decompressed bytes, and refuses too many of these."""
+def _unpacked(packed: Iterator[bytes], kind: str, begin: Callable[[], Any], *most: int) -> Iterator[bytes]:
+    """Decompress data of one or more members (gzip) or frames (zstd), and refuse too many bytes.
 
-    def __init__(self) -> None:
-        self.taken = self.given = 0
-
-    def give(self, data: bytes) -> bytes:
-        self.given += len(data)
-        refuse_expansion(
-            self.taken,
-            self.given,
-            "can be piped in, unpacked: zcat FILE (or zstd -dc FILE) | stride index build - --model MODEL",
-        )
-        return data
-
-
-def _gunzip(packed: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress gzip data of one or more members, no more than `_PIECE` bytes at once."""
-    expansion, member = _Expansion(), None
+    Args:
+        begin: Makes the decompressor of a member. zstandard's own reader of files misses a frame that is cut
+            off, so frames are taken one by one.
+        most: Bytes that it returns at once, where it can be told.
+    """
+    taken = given = 0
+    member = None
     for data in packed:
-        expansion.taken += len(data)
+        taken += len(data)
         while data:
             if member is None:
-                data = data.lstrip(b"\0")  # some writers fill up with zeros
+                data = data.lstrip(b"\0")  # some writers of gzip fill up with zeros
                 if not data:
                     break
-                member = zlib.decompressobj(31)
+                member = begin()
             try:
-                yield expansion.give(member.decompress(data, _PIECE))
-            except zlib.error as error:
-                raise _broken(f"the gzip data is damaged: {error}") from None
-            data = member.unused_data or member.unconsumed_tail
+                piece = member.decompress(data, *most)
+            except Exception as error:  # zlib.error, ZstdError
+                raise _refused(kind, str(error), given) from None
+            given += len(piece)
+            refuse_expansion(taken, given, _OTHERWISE)
+            yield piece
+            data = getattr(member, "unconsumed_tail", b"") or member.unused_data
             if member.eof:
                 member = None
     if member is not None:
-        raise _broken("the gzip data is truncated")
+        raise _broken(f"the {kind} data is truncated")
 
 
-def _unzstd(packed: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress zstd data of one or more frames; zstandard's own reader misses one that is cut off."""
-    try:
-        import zstandard
-    except ImportError:
-        raise require_extra("zstandard", "zstd") from None
-    expansion, frame = _Expansion(), None
-    decompressor = zstandard.ZstdDecompressor()
-    for data in packed:
-        expansion.taken += len(data)
-        while data:
-            frame = frame or decompressor.decompressobj()
-            try:
-                yield expansion.give(frame.decompress(data))
-            except zstandard.ZstdError as error:
-                raise _refused_zstd(str(error), expansion.given) from None
-            data = frame.unused_data if frame.eof else b""
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise _broken("the zstd data is truncated")
-
-
-def _refused_zstd(reason: str, given: int) -> DamagedStream:
+def _refused(kind: str, reason: str, given: int) -> DamagedStream:
     if "too much memory" in reason:
         return DamagedStream(
             "expected a zstd file that unpacks with a window of at most 128 MiB, found a larger one",
             fix="unpack it on the way in: zstd -dc --long=31 FILE | stride index build - --model MODEL",
         )
     if "Unknown frame" in reason and not given:
-        return _no_archive("zstd")
-    return _broken(f"the zstd data is damaged: {reason}")
+        return _no_archive(kind)
+    return _broken(f"the {kind} data is damaged: {reason}")
 
 
 def decompressed_bytes(source: Source) -> int:
