@@ -1,4 +1,4 @@
-"""Answers as one HTML file: a gallery of queries without network or server, in light and dark."""
+"""Draw answers as one HTML file: a gallery of queries without network or server, in light and dark."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from pathlib import Path
 
 from stride_cli.characters import html_text, shortened
 from stride_cli.recovery.passages import matching_spans
-from stride_cli.report.contents import ShownAnswer, ShownHit, prominence
+from stride_cli.report.contents import ShownAnswer, ShownHit, strongest_hit
 from stride_cli.report.drawing import asset, html_page, write_whole
-from stride_cli.report.explanation import BELOW_THE_LINE, found_of, line_at, odds, score
+from stride_cli.report.explanation import (
+    BELOW_THE_LINE,
+    caveats,
+    explain,
+    flags,
+    found_of,
+    line_at,
+    odds,
+    score,
+)
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -23,7 +32,7 @@ def write_report(path: Path, answers: Sequence[ShownAnswer], *, title: str) -> N
 
 
 def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
-    """The page as text.
+    """Write the page as text.
 
     Parameters
     ----------
@@ -68,19 +77,20 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
 
 
 def _contents(answers: Sequence[ShownAnswer]) -> str:
-    """What was asked, what the model said, and what may be concluded, a row a query."""
+    """Tell what was asked, what the model said, and what may be concluded, a row a query."""
     judged = any(answer.record.get("verdict") for answer in answers)
     names = ["query", "the model said", *(["verdict"] if judged else []), "strongest document", "share"]
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
-    for number, (answer, hit) in enumerate(zip(answers, prominence(answers), strict=True), 1):
+    for number, answer in enumerate(answers, 1):
+        hit = strongest_hit(answer)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)
-        strongest = "–" if hit is None else html_text(shortened(hit.document, 40))
-        if hit is not None and hit.sign == "opposes":
+        strongest = "–" if hit is None else html_text(shortened(hit["document"], 40))
+        if hit is not None and hit["sign"] == "opposes":
             strongest += " (opposes)"
         cells = [f'<a href="#q{number}">{html_text(prompt)}</a>', html_text(said)]
         cells += [_verdict(answer) or "–"] if judged else []
-        cells += [strongest, "–" if hit is None else _percent(hit.share)]
+        cells += [strongest, "–" if hit is None else _percent(hit["share"])]
         row = "".join(
             f"<td{f' data-name={chr(34)}{name}{chr(34)}' if place else ''}>{cell}</td>"
             for place, (name, cell) in enumerate(zip(names, cells, strict=True))
@@ -90,7 +100,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
 
 
 def _verdict(answer: ShownAnswer) -> str:
-    """The word of the verdict; empty where there is none."""
+    """Show the word of the verdict; empty where there is none."""
     word = answer.record.get("verdict")
     return f'<span class="verdict {html_text(word)}">{html_text(word)}</span>' if word else ""
 
@@ -118,18 +128,18 @@ def _card(number: int, answer: ShownAnswer) -> str:
         about = f"{html_text(str(record['id']))}: {about}"
     if comparison:
         response += f'</b><br><span class="faint">rather than</span> <b>{html_text(record["instead"])}'
-    caveats = "".join(f"<li>{html_text(caveat)}</li>" for caveat in answer.caveats)
+    listed = "".join(f"<li>{html_text(caveat)}</li>" for caveat in caveats(record))
     verdict = f"{found}: " if (found := _verdict(answer)) else ""
-    hits = [*answer.supporters, *answer.opposers]
-    largest = max((abs(hit.influence or 0.0) for hit in hits), default=0.0)
+    hits = [*record["hits"], *record["opposers"]]
+    largest = max((abs(hit["influence"] or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
             f'<article class="card" id="q{number}"><details{" open" if number <= _OPEN else ""}>',
             f'<summary><h2 class="said">{html_text(record["prompt"])}<b>{response}</b></h2><br>'
             f'{verdict}<span class="faint">{about}</span></summary><div>',
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
-            f"<p>{html_text(answer.explanation)}</p>",
-            f'<ul class="caveats">{caveats}</ul>' if caveats else "",
+            f"<p>{html_text(explain(record))}</p>",
+            f'<ul class="caveats">{listed}</ul>' if listed else "",
             _hits("Documents that support this", answer.supporters, answer, largest),
             _hits("Documents that oppose this", answer.opposers, answer, largest),
             _plots(answer),
@@ -143,7 +153,7 @@ def _hits(title: str, hits: Sequence[ShownHit], answer: ShownAnswer, largest: fl
     if not hits:
         return ""
     parts = [f"<h3>{title}</h3>"]
-    parted = line_at([hit.above_line for hit in hits]) if hits[0].sign == "supports" else None
+    parted = line_at([hit.record.get("above_line") for hit in hits if hit.record["sign"] == "supports"])
     for place, hit in enumerate(hits):
         if place == parted:
             parts.append(f'<p class="line">{BELOW_THE_LINE}</p>')
@@ -152,25 +162,27 @@ def _hits(title: str, hits: Sequence[ShownHit], answer: ShownAnswer, largest: fl
 
 
 def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
-    record, numbers = answer.record, []
+    record, found = answer.record, hit.record
+    document, influence, sign = html_text(found["document"]), found["influence"], found["sign"]
     query = f"{record['prompt']} {record['response']}"
-    if hit.influence:
-        numbers.append(f"<span>{_percent(hit.share)} of all influence</span>")
-        numbers.append(f'<span class="faint">{score(hit.influence, largest, record)}</span>')
+    numbers, bar = [], ""
+    if influence:
+        numbers.append(f"<span>{_percent(found['share'])} of all influence</span>")
+        numbers.append(f'<span class="faint">{score(influence, largest, record)}</span>')
+        bar = f'<span class="bar {sign}" style="width:{100 * abs(influence) / largest:.1f}%"></span>'
     if hit.held is not None:
         numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
-    flags = f'<span class="flag">{html_text("; ".join(hit.flags))}</span>' if hit.flags else ""
-    width = 100 * abs(hit.influence or 0.0) / largest if largest else 0.0
-    bar = f'<span class="bar {hit.sign}" style="width:{width:.1f}%"></span>' if hit.influence else ""
+    if special := "; ".join(flags(found)):
+        numbers.append(f'<span class="flag">{html_text(special)}</span>')
     about = (
-        f'<div class="top"><span class="faint">{hit.rank:g}</span>'
-        f'<span class="name">{html_text(hit.document)}</span>{"".join(numbers)}{flags}'
-        f'<span class="faint">chunk {hit.chunk}</span></div>{bar}{_passage(hit, query)}'
+        f'<div class="top"><span class="faint">{found["rank"]:g}</span><span class="name">{document}</span>'
+        f'{"".join(numbers)}<span class="faint">chunk {found["chunk"]}</span></div>{bar}'
+        f"{_passage(hit, query)}"
     )
     if not hit.picture:
         return f'<div class="hit">{about}</div>'
-    name = f"input of {hit.document}, which {hit.sign} this"
-    return f'<div class="hit pictured">{_thumb(hit.picture, name, hit.sign)}<div>{about}</div></div>'
+    name = f"input of {found['document']}, which {sign} this"
+    return f'<div class="hit pictured">{_thumb(hit.picture, name, sign)}<div>{about}</div></div>'
 
 
 def _thumb(picture: str, name: str, kind: str) -> str:
@@ -178,7 +190,7 @@ def _thumb(picture: str, name: str, kind: str) -> str:
 
 
 def _passage(hit: ShownHit, query: str) -> str:
-    """The passage with what is around it; the whole chunk, if longer, unfolds."""
+    """Show the passage with what is around it; the whole chunk, if longer, unfolds."""
     start, stop = hit.span
     words = matching_spans(hit.text, query) if hit.whole or stop else []
     left, right = max(0, start - _CONTEXT), min(len(hit.text), stop + _CONTEXT)
@@ -196,7 +208,7 @@ def _passage(hit: ShownHit, query: str) -> str:
 
 
 def _marked(text: str, left: int, right: int, span: tuple[int, int], words: Sequence[tuple[int, int]]) -> str:
-    """Characters left … right of the text, with the span and the words marked."""
+    """Show characters left … right of the text, with the span and the words marked."""
 
     def plain(begin: int, end: int) -> str:
         begin, end = max(begin, left), min(end, right)
@@ -232,7 +244,7 @@ def _plots(answer: ShownAnswer) -> str:
 
 
 def _unit(answers: Sequence[ShownAnswer]) -> str:
-    """What influences are, in a sentence."""
+    """Say in a sentence what influences are."""
     if all(answer.record.get("unit") == "nats" for answer in answers):
         together = any((answer.record.get("scale") or {}).get("link") == "ceiling" for answer in answers)
         return (
