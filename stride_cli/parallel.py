@@ -82,7 +82,7 @@ class Workers:
         check_engine(engine)
         self._work, self._threads = work, threads
         self._pool: _Processes | _Ray | None = None
-        self._closed = False
+        self._closed, self._closing = False, threading.Lock()
         on_gpu = device.partition(":")[0] == "cuda"
         if engine == "ray":
             self._pool = _Ray(work, count, threads, on_gpu)
@@ -153,9 +153,10 @@ class Workers:
         May be called by another thread than the one that waits for results, to which an error is raised.
         """
         global _last
-        self._closed = True
-        if self._pool is not None:
-            self._pool.close()
+        with self._closing:
+            if self._pool is not None and not self._closed:
+                self._closed = True
+                self._pool.close()
         _last = None
 
     def __enter__(self) -> Workers:

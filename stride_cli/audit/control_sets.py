@@ -14,7 +14,6 @@ from stride_cli.audit.effect import measure_losses
 from stride_cli.audit.ngrams import find_overlaps
 from stride_cli.audit.samples import Sample, tokenize_samples
 from stride_cli.errors import UsageError
-from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
@@ -170,12 +169,7 @@ def steepness(
 
     0 and NaN for an item that no version could be made of: nothing is known.
     """
-    extra = [*against.others, *against.references]
-    found = np.empty(len(extra))
-    with progress("losses of controls", len(extra), unit="texts") as bar:
-        for row, loss in enumerate(measure_losses(session.model, extra)):
-            found[row] = loss
-            bar.advance()
+    found = measure_losses(session.model, [*against.others, *against.references], "losses of controls")
     versions = np.concatenate([losses[n_items:], found[: len(against.others)]])
     owner = np.concatenate([against.owner, against.other_owner])
     steepness = np.concatenate(

@@ -1,4 +1,4 @@
-"""What a text does to the model: its loss, and where in the corpus the influence on it comes from."""
+"""Measure what a text does to the model: its loss, and where in the corpus its influence comes from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.attribution.several import Several
     from stride_cli.audit.samples import Sample
+    from stride_cli.data.batches import Batch
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.recovery.lasso import Solution
@@ -70,7 +71,7 @@ def measure_effects(
     *,
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
-    """Loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
+    """Measure loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
 
     A text of several chunks counts as one query: its responses are those of its chunks, weighted by scored
     tokens.
@@ -84,9 +85,8 @@ def measure_effects(
     ------
     Effect, one a sample, in order
     """
-    for start in range(0, len(samples), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        yield from _block_effects(session, (samples[some], candidates[some]), lambda_ratio=lambda_ratio)
+    for block in _blocks(samples, candidates):
+        yield from _block_effects(session, block, lambda_ratio=lambda_ratio)
 
 
 def share_effects(
@@ -97,23 +97,24 @@ def share_effects(
     *,
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
-    """`measure_effects` by several processes, each with the index open for itself; in the same blocks."""
+    """Do `measure_effects` by several processes, each with the index open for itself; in the same blocks."""
     from stride_cli.attribution.sharing import SessionWorker, shared_out
 
     task = partial(_block_effects, lambda_ratio=lambda_ratio)
-    starts = range(0, len(samples), _BLOCK)
-    blocks = ((samples[start : start + _BLOCK], candidates[start : start + _BLOCK]) for start in starts)
-    for effects in shared_out(SessionWorker(place, task), blocks, sharing):
+    for effects in shared_out(SessionWorker(place, task), _blocks(samples, candidates), sharing):
         yield from effects
 
 
-def _block_effects(
-    session: Session,
-    block: tuple[Sequence[Sample], Sequence[Candidates]],
-    *,
-    lambda_ratio: float | None,
-) -> list[Effect]:
-    """Of some samples, which are recovered together."""
+_Block = tuple[Sequence["Sample"], Sequence[Candidates]]
+
+
+def _blocks(samples: Sequence[Sample], candidates: Sequence[Candidates]) -> Iterator[_Block]:
+    for start in range(0, len(samples), _BLOCK):
+        yield samples[start : start + _BLOCK], candidates[start : start + _BLOCK]
+
+
+def _block_effects(session: Session, block: _Block, *, lambda_ratio: float | None) -> list[Effect]:
+    """Measure samples that are recovered together."""
     from stride_cli.attribution.options import RecoveryOptions
 
     samples, candidates = block
@@ -127,20 +128,15 @@ def _block_effects(
 
 
 def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measurement:
-    """How the subsets answer the samples, each as one query."""
-    from stride_cli.data.batches import pad_batch
-
-    rows = [(number, ids, weights) for number, s in enumerate(samples) for ids, weights in _rows(s)]
-    groups = _of_bounded_tokens([len(ids) for _, ids, _ in rows])
-    batches = [pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group]) for group in groups]
-    order = np.concatenate(groups)
+    """Measure how the subsets answer the samples, each as one query."""
+    batches, owner = _batches(samples)
+    scored = np.concatenate([batch.scored.numpy() for batch in batches])
+    share = scored / np.array([samples[number].scored for number in owner], np.float32)
 
     def of_samples(found: np.ndarray) -> np.ndarray:
-        """What is measured of the parts, added up by their scored tokens."""
+        """Add up what is measured of the parts, by their scored tokens."""
         total = np.zeros((len(samples), *found.shape[1:]))
-        for i, part in zip(order, found, strict=True):
-            number, _, weights = rows[i]
-            total[number] += weights.sum() / samples[number].scored * part
+        np.add.at(total, owner, share.reshape(-1, *[1] * (found.ndim - 1)) * found)
         return total
 
     return pipeline.measure(batches, gather=of_samples)
@@ -168,14 +164,13 @@ def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:
 
 
 def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | None:
-    """The losses of the model that the audited one was fine-tuned from, (N,) float64.
+    """Measure the losses of the model that the audited one was fine-tuned from, (N,) float64.
 
     None where its recipe (or adapter) names none that is there, or one that reads other tokens.
     """
     from stride_cli.models.fingerprints import cuts_alike
     from stride_cli.models.loading import Opener
     from stride_cli.operators.initial_residuals import recorded_base
-    from stride_cli.output import progress
 
     path = recorded_base(session.model, tell=lambda text: None)
     if path is None:
@@ -184,41 +179,49 @@ def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | N
     theirs, own = before.tokenizer.get_vocab(), session.model.tokenizer.get_vocab()
     if not (cuts_alike(before.tokenizer, session.model.tokenizer) and theirs.items() <= own.items()):
         return None
-    found = np.empty(len(samples))
-    with progress("losses before the fine-tuning", len(samples), unit="texts") as bar:
-        for row, loss in enumerate(measure_losses(before, samples)):
-            found[row] = loss
-            bar.advance()
+    return measure_losses(before, samples, "losses before the fine-tuning")
+
+
+def measure_losses(model: AttributableModel, samples: Sequence[Sample], doing: str = "losses") -> np.ndarray:
+    """Measure a model's loss on each sample, mean nats per scored token, by forward passes alone.
+
+    Parameters
+    ----------
+    doing : what a progress bar says
+
+    Returns
+    -------
+    (N,) float64
+    """
+    import torch
+
+    from stride_cli.data.batches import row_losses
+    from stride_cli.output import progress
+
+    found = np.zeros(len(samples))
+    with progress(doing, len(samples), unit="texts") as bar, torch.no_grad():
+        for start in range(0, len(samples), _BLOCK):
+            block = samples[start : start + _BLOCK]
+            batches, owner = _batches(block)
+            losses = np.concatenate([row_losses(model, batch).cpu().numpy() for batch in batches])
+            np.add.at(found, start + owner, losses)
+            found[start : start + _BLOCK] /= [sample.scored for sample in block]
+            bar.advance(len(block))
     return found
 
 
-def measure_losses(model: AttributableModel, samples: Sequence[Sample]) -> Iterator[float]:
-    """A model's loss on each sample, mean nats per scored token, by forward passes alone."""
-    import torch
+def _batches(samples: Sequence[Sample]) -> tuple[list[Batch], np.ndarray]:
+    """Put the rows of samples into batches of like lengths, at most `_TOKENS` padded tokens each.
 
-    from stride_cli.data.batches import pad_batch, row_losses
+    Returns the batches, and the sample of every row in their order: (r,) int64.
+    """
+    from stride_cli.data.batches import consecutive_groups, pad_batch
 
-    for start in range(0, len(samples), _BLOCK):
-        block = samples[start : start + _BLOCK]
-        rows = [(number, ids, weights) for number, s in enumerate(block) for ids, weights in _rows(s)]
-        sums = np.zeros(len(block))
-        for group in _of_bounded_tokens([len(ids) for _, ids, _ in rows]):
-            batch = pad_batch(group, [rows[i][1] for i in group], [rows[i][2] for i in group])
-            with torch.no_grad():
-                found = row_losses(model, batch).cpu().numpy()
-            for position, i in enumerate(group):
-                sums[rows[i][0]] += found[position]
-        yield from (float(total / sample.scored) for total, sample in zip(sums, block, strict=True))
-
-
-def _rows(sample: Sample) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    yield from zip(sample.ids, sample.weights, strict=True)
-
-
-def _of_bounded_tokens(lengths: Sequence[int]) -> list[np.ndarray]:
-    """Row numbers in groups of like lengths, at most `_TOKENS` padded tokens each."""
-    from stride_cli.data.batches import consecutive_groups
-
-    counted = np.asarray(lengths)
-    order = np.argsort(-counted, kind="stable")
-    return [order[group] for group in consecutive_groups(counted[order], _TOKENS)]
+    ids = [row for sample in samples for row in sample.ids]
+    weights = [row for sample in samples for row in sample.weights]
+    owner = np.repeat(np.arange(len(samples)), [len(sample.ids) for sample in samples])
+    lengths = np.array([len(row) for row in ids])
+    order = np.argsort(-lengths, kind="stable")
+    groups = [order[group] for group in consecutive_groups(lengths[order], _TOKENS)]
+    batches = [pad_batch(group, [ids[i] for i in group], [weights[i] for i in group]) for group in groups]
+    return batches, owner[order]

@@ -1,4 +1,4 @@
-"""Is the model's answer to a benchmark item tied to leaked copies? Two kinds of evidence, one verdict."""
+"""Judge whether benchmark items were leaked: two kinds of evidence, one verdict."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
+    from index_format.reader import Index
     from stride_cli.attribution.options import SharingOptions
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
@@ -53,7 +54,7 @@ _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one item; `to_record` is documented by `stride schema stride.audit/1`."""
+    """The evidence on one item; `stride schema stride.audit/1` documents its record."""
 
     document: Document
     verdict: str
@@ -86,7 +87,7 @@ def audit_files(
     rejected: Rejected | None = None,
     shared: Shared | None = None,
 ) -> tuple[Session, list[Finding]]:
-    """`audit` of a file of items, perhaps against one of controls; both are read before the model is loaded.
+    """Audit a file of items, perhaps against one of controls; both are read before the model is loaded.
 
     Parameters
     ----------
@@ -116,15 +117,18 @@ def audit(
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
-    Lexical evidence needs the index's tokens alone: an item is there where it is present word for word (most
-    of its n-grams), or near (one chunk holds many of its 3-grams, as a version in other words does). The
-    effect on the model has two sides, each ranked among controls, and both have to be unusual
-    (`calibration.joint_p_values`): the loss (where the model before a fine-tuning is at hand, how much of its
-    loss went; against made controls, what a further step away costs, see `audit.controls`), and the share of
-    all influence that comes from the chunks most like the item, each counted by its likeness: a control has
-    chunks like it as well, such as many copies of the one leaked item that it
-    resembles. Influence that is exactly zero is never evidence. The rate of false discoveries is held among
-    the items that are there, and among those that are not, each by itself.
+    An item is there where it is present word for word (most of its n-grams), or near: one chunk holds many of
+    its 3-grams, as a paraphrase does. Its effect on the model has two sides, each ranked among controls, and
+    both have to be unusual (`calibration.joint_p_values`):
+
+    - the loss; of a fine-tuned model whose base is at hand, how much of its loss went; against made controls,
+      what a further step away costs (`audit.controls`);
+    - the share of all influence that comes from the chunks most like the item, each counted by its likeness:
+      a control has chunks like it as well, such as many copies of the one leaked item that it resembles.
+      Influence that is exactly zero is never evidence.
+
+    The rate of false discoveries is held among the items that are there, and among those that are not, each
+    by itself.
 
     Parameters
     ----------
@@ -145,25 +149,27 @@ def audit(
                     item that is absent where those are to be controls, a classifier's index
     QueryError      an item without a scored token
     """
+    # 1. the items as tokens
     _check(session, documents)
-    block_size = int(session.index.attributes["block_size"])
-    tokenizer = session.model.tokenizer
+    index, tokenizer = session.index, session.model.tokenizer
+    block_size = int(index.attributes["block_size"])
     items = tokenize_samples(tokenizer, documents, block_size=block_size, rejected=rejected)
     documents = [item.document for item in items]
     _check(session, documents)
-    found = find_overlaps(session.index, [sample.parts for sample in items])
-    present = np.array([overlap.share >= options.present for overlap in found])
-    ranked = best_chunks(
-        session.index, [np.concatenate(sample.parts) for sample in items], max(options.top, _POOL)
-    )
+
+    # 2. what the corpus holds of them, decided by words alone, before the model is asked
+    words = _compared(index, items, options)
     alike = [
-        most_contained(session.index, item.parts, like.chunks[: options.top])
-        for item, like in zip(items, ranked, strict=True)
+        most_contained(index, item.parts, each.ranked.chunks[: options.top])
+        for item, each in zip(items, words, strict=True)
     ]
+    present = np.array([each.overlap.share >= options.present for each in words])
     contained = np.array([share for share, _ in alike])
-    # decided by words alone, before the model is asked; a form that all items have makes none of them near
+    # a form that all items have makes none of them near
     usual = np.median(contained[~present]) if not present.all() else 0.0
     there = present | (contained >= max(options.near, _UNUSUAL * usual))
+
+    # 3. controls
     if controls is not None:
         others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
         against = given_controls(session, documents, others, options.present)
@@ -171,15 +177,14 @@ def audit(
         against = make_controls(session, documents, there, options, block_size)
     else:
         against = no_controls(kind)
+
+    # 4. loss and influences of items and controls
     everything = [*items, *against.samples]
-    overlaps = [*found, *find_overlaps(session.index, [sample.parts for sample in against.samples])]
-    ranked += best_chunks(
-        session.index, [np.concatenate(sample.parts) for sample in against.samples], max(options.top, _POOL)
-    )
-    offsets = np.asarray(session.index.array("corpus/chunk_offsets"))
+    offsets = np.asarray(index.array("corpus/chunk_offsets"))
+    compared = [*words, *_compared(index, against.samples, options)]
     candidates = [
-        _candidates(overlap, like, offsets, options.top, sum(map(len, sample.parts)))
-        for sample, overlap, like in zip(everything, overlaps, ranked, strict=True)
+        each.candidates(offsets, options.top, sum(map(len, sample.parts)))
+        for each, sample in zip(compared, everything, strict=True)
     ]
     if shared is None:
         arriving = measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio)
@@ -192,33 +197,28 @@ def audit(
             effects.append(effect)
             bar.advance()
     before = None if against.kind == "made" else losses_before(session, everything)
-    p, each, compared, count = _rank(session, effects, against, there, before)
+
+    # 5. how unusual the items are, and what that comes to
+    p, each_p, control_losses, count = _rank(session, effects, against, there, before)
     q = grouped_q_values(p, there)
-    return [
-        Finding(
-            document=item.document,
-            verdict=verdict_of(bool(present[row]), bool(there[row]), float(q[row]) < options.level),
-            p=float(p[row]),
-            q=float(q[row]),
-            lexical=_lexical(
-                session,
-                item,
-                overlaps[row],
-                (bool(present[row]), bool(there[row])),
-                alike[row],
-                ranked[row],
-            ),
-            effect=_effect(
-                session,
-                effects[row],
-                len(candidates[row].chunks),
-                (float(compared[row]), None if before is None else float(before[row])),
-                each[row],
-            ),
-            controls={"kind": against.kind, "count": int(count[row])},
+    found = []
+    for row, item in enumerate(items):
+        lexical = _lexical(session, item, words[row], alike[row], offsets)
+        lexical["present"], lexical["near"] = bool(present[row]), bool(there[row] and not present[row])
+        losses = float(control_losses[row]), None if before is None else float(before[row])
+        verdict = verdict_of(bool(present[row]), bool(there[row]), float(q[row]) < options.level)
+        found.append(
+            Finding(
+                document=item.document,
+                verdict=verdict,
+                p=float(p[row]),
+                q=float(q[row]),
+                lexical=lexical,
+                effect=_effect(index, effects[row], len(candidates[row].chunks), losses, each_p[row]),
+                controls={"kind": against.kind, "count": int(count[row])},
+            )
         )
-        for row, item in enumerate(items)
-    ]
+    return found
 
 
 def _rank(
@@ -228,10 +228,14 @@ def _rank(
     present: np.ndarray,
     before: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """p (N,), that of each side (N, 2), the loss an item's is compared with (N,), number of controls (N,).
+    """Rank items among controls.
 
     `effects` are those of the items, then of the controls, and so are the losses `before` the fine-tuning: an
     easy item lost little then as well, so that what the fine-tuning took off says more than what is left.
+
+    Returns
+    -------
+    p (N,), that of each side (N, 2), loss of the controls of each item (N,), number of its controls (N,)
     """
     n = len(present)
     losses = np.array([effect.loss for effect in effects])
@@ -253,7 +257,7 @@ def _rank(
 
 
 def verdict_of(present: bool, there: bool, effect: bool) -> str:
-    """The two kinds of evidence in words; `there` is also what is present in other words.
+    """Put the two kinds of evidence in words; `there` is also what is present in other words.
 
     What is merely like a document, and had no effect, is nothing to report.
     """
@@ -268,85 +272,85 @@ def _check(session: Session, documents: Sequence[Document]) -> None:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
 
 
-def _candidates(overlap: Overlap, ranked: Ranked, offsets: np.ndarray, top: int, length: int) -> Candidates:
-    """The best chunks by BM25, those nearly as good, and the one of the longest shared run.
+@dataclass(frozen=True)
+class _Words:
+    """What the corpus holds of one text: shared n-grams, and the chunks most like it by BM25."""
 
-    `length` is the item's, in tokens.
-    """
-    scores = ranked.scores
-    kept = max(top, int((scores >= _NEAR * scores[0]).sum())) if len(scores) else 0
-    chunks, likeness = ranked.chunks[:kept], ranked.likeness[:kept]
-    if overlap.token >= 0 and (longest := _chunk_of(overlap.token, offsets)) not in chunks:
-        chunks = np.append(chunks, longest)
-        likeness = np.append(likeness, overlap.longest / length)
-    return Candidates(chunks, likeness)
+    overlap: Overlap
+    ranked: Ranked
+
+    def candidates(self, offsets: np.ndarray, top: int, length: int) -> Candidates:
+        """Choose the best chunks by BM25, those nearly as good, and the one of the longest shared run.
+
+        `length` is the text's, in tokens.
+        """
+        scores = self.ranked.scores
+        kept = max(top, int((scores >= _NEAR * scores[0]).sum())) if len(scores) else 0
+        chunks, likeness = self.ranked.chunks[:kept], self.ranked.likeness[:kept]
+        if self.overlap.token >= 0 and (longest := _chunk_of(self.overlap.token, offsets)) not in chunks:
+            chunks = np.append(chunks, longest)
+            likeness = np.append(likeness, self.overlap.longest / length)
+        return Candidates(chunks, likeness)
+
+
+def _compared(index: Index, samples: Sequence[Sample], options: AuditOptions) -> list[_Words]:
+    """Compare texts with the corpus."""
+    parts = [sample.parts for sample in samples]
+    ranked = best_chunks(index, [np.concatenate(each) for each in parts], max(options.top, _POOL))
+    return [_Words(*each) for each in zip(find_overlaps(index, parts), ranked, strict=True)]
 
 
 def _chunk_of(token: int, offsets: np.ndarray) -> int:
     return int(np.searchsorted(offsets, token, side="right")) - 1
 
 
+def _document_of(index: Index, chunk: int) -> str:
+    """Find the id of a chunk's document; "" for chunk -1."""
+    return index.document_id(int(index.chunk_documents(np.array([chunk]))[0])) if chunk >= 0 else ""
+
+
 def _lexical(
-    session: Session,
-    item: Sample,
-    overlap: Overlap,
-    found_there: tuple[bool, bool],
-    alike: tuple[float, int],
-    ranked: Ranked,
+    session: Session, item: Sample, words: _Words, contained: tuple[float, int], offsets: np.ndarray
 ) -> LexicalEvidence:
-    """`found_there`: present; present or in other words. `alike`: as `most_contained` has it."""
+    """`contained` is as `most_contained` has it."""
     from stride_cli.recovery.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
-    found: LexicalEvidence = {
-        "present": found_there[0],
-        "near": found_there[1] and not found_there[0],
-        "contained": alike[0],
-        "contained_document": "",
+    overlap, ranked = words.overlap, words.ranked
+    chunk = passage = best = None
+    if overlap.token >= 0:  # the run, with some tokens of its document on each side
+        chunk = _chunk_of(overlap.token, offsets)
+        held = index.document_chunks(int(index.chunk_documents(np.array([chunk]))[0]))
+        low = max(int(offsets[held.start]), overlap.token - _AROUND)
+        stop = overlap.token + min(overlap.longest, _LONGEST_PASSAGE) + _AROUND
+        tokens = np.asarray(index.array("corpus/tokens")[low : min(int(offsets[held.stop]), stop)])
+        passage = str(decode(tokens, skip_special_tokens=True)).strip()
+    if len(ranked.chunks):
+        best = int(ranked.chunks[0])
+        text = str(decode(index.chunk_tokens(best), skip_special_tokens=True))
+    return {
+        "present": False,
+        "near": False,
+        "contained": contained[0],
+        "contained_document": _document_of(index, contained[1]),
         "ngram": overlap.ngram,
         "ngram_share": overlap.share,
         "longest_run": overlap.longest,
-        "document": "",
-        "chunk": None,
-        "passage": "",
-        "bm25_document": "",
-        "bm25_chunk": None,
-        "bm25_score": 0.0,
-        "bm25_passage": "",
+        "document": "" if chunk is None else _document_of(index, chunk),
+        "chunk": chunk,
+        "passage": passage or "",
+        "bm25_document": "" if best is None else _document_of(index, best),
+        "bm25_chunk": best,
+        "bm25_score": 0.0 if best is None else float(ranked.scores[0]),
+        "bm25_passage": "" if best is None else best_passage(text, item.document.plain_text, {}),
     }
-    if overlap.token >= 0:
-        offsets = np.asarray(index.array("corpus/chunk_offsets"))
-        chunk = _chunk_of(overlap.token, offsets)
-        document = int(index.chunk_documents(np.array([chunk]))[0])
-        held = index.document_chunks(document)
-        low = max(int(offsets[held.start]), overlap.token - _AROUND)
-        stop = overlap.token + min(overlap.longest, _LONGEST_PASSAGE) + _AROUND
-        high = min(int(offsets[held.stop]), stop)
-        tokens = np.asarray(index.array("corpus/tokens")[low:high])
-        passage = str(decode(tokens, skip_special_tokens=True)).strip()
-        found["document"], found["chunk"], found["passage"] = index.document_id(document), chunk, passage
-    if alike[1] >= 0:
-        document = int(index.chunk_documents(np.array([alike[1]]))[0])
-        found["contained_document"] = index.document_id(document)
-    if len(ranked.chunks):
-        chunk = int(ranked.chunks[0])
-        document = int(index.chunk_documents(ranked.chunks[:1])[0])
-        text = str(decode(index.chunk_tokens(chunk), skip_special_tokens=True))
-        found["bm25_document"], found["bm25_chunk"] = index.document_id(document), chunk
-        found["bm25_score"] = float(ranked.scores[0])
-        found["bm25_passage"] = best_passage(text, item.document.plain_text, {})
-    return found
 
 
 def _effect(
-    session: Session, effect: Effect, n_candidates: int, others: tuple[float, float | None], each: np.ndarray
+    index: Index, effect: Effect, n_candidates: int, others: tuple[float, float | None], each: np.ndarray
 ) -> EffectRecord:
     """`others` are the losses of the controls, and of the model before its fine-tuning."""
     control_loss, base_loss = others
-    strongest = ""
-    if effect.strongest_chunk >= 0:
-        document = int(session.index.chunk_documents(np.array([effect.strongest_chunk]))[0])
-        strongest = session.index.document_id(document)
     return {
         "p_loss": float(each[0]),
         "p_influence": float(each[1]),
@@ -358,7 +362,7 @@ def _effect(
         "candidate_influence": effect.candidate_influence,
         "candidate_share": effect.candidate_share,
         "copied_share": effect.copied_share,
-        "strongest_document": strongest,
+        "strongest_document": _document_of(index, effect.strongest_chunk),
         "strongest_chunk": effect.strongest_chunk if effect.strongest_chunk >= 0 else None,
         "strongest_influence": effect.strongest_influence,
         "strongest_share": effect.strongest_share,
