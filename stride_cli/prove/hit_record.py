@@ -1,4 +1,4 @@
-"""A query's top documents put to the test: from index and prompt to the record of `stride verify-hit`."""
+"""Put a query's top documents to the test: from index and prompt to the record of `stride verify-hit`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy as np
 from index_format.location import local_directory
 from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.output import note
-from stride_cli.prove.resampling import LEVEL, Interval
+from stride_cli.prove.intervals import LEVEL, Interval
 from stride_cli.prove.verify_hit import find_documents, verify_documents
 from stride_cli.training.retraining import open_trainer, store_of
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.options import QueryOptions
-    from stride_cli.data.queries import Form, Query
-    from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions, HitQuestion
     from stride_cli.schema.verify_records import SeedMean, VerifyHitRecord
@@ -32,65 +33,37 @@ def verify_hit(
     *,
     model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
-    """See `stride_cli.api.verify_hit`."""
-    from index_format.reader import Index
+    """Retrain without a query's documents; see `stride_cli.api.verify_hit`."""
     from stride_cli.attribution.session import Session
-    from stride_cli.data.queries import Query, form_of
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-    from stride_cli.prove.options import HitQuestion
 
     started = time.monotonic()
     local_directory(place.index)  # refused before a model is opened
-    if asked.documents is None and options.top < 1:
-        raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
-    if not isinstance(asked.prompt, str | Query):
-        if asked.response or asked.span:
-            raise UsageError(
-                "a response or a span is given beside prompts that have their own",
-                fix='give each prompt its own: {"prompt", "response", "instead"}',
-            )
-        if len(asked.prompt) == 1:
-            (only,) = asked.prompt
-            texts = {name: only.get(name) for name in ("response", "span", "instead")}
-            asked = HitQuestion(only["prompt"], documents=asked.documents, **texts)
+    prompts = _prompts(asked)
     influences: list[float | None]
     if asked.documents is None:
+        if options.top < 1:
+            raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
         session = Session.open(
             place.index, model=model, model_path=place.model, device=place.device, dtype=place.dtype
         )
-        index, loaded = session.index, session.model
-        if isinstance(asked.prompt, str | Query):
-            answer = session.query(
-                asked.prompt, options, response=asked.response, span=asked.span, instead=asked.instead
-            )
-        else:
-            answer = session.query_pooled(asked.prompt, options)
-        query, hits = answer.query, answer.supporters
-        if not hits:
-            raise UsageError(
-                "no document supports this response (expected one or more, to be trained without)",
-                fix="ask for documents by id: --documents a,b",
-            )
-        if len(hits) < options.top:
-            which = "1 document supports" if len(hits) == 1 else f"{len(hits)} documents support"
-            note(f"{which} this response, not {options.top}: the model is trained without {len(hits)}")
-        chosen = np.array([hit.document for hit in hits], np.int64)
-        influences = [hit.influence for hit in hits]
-        backfilled = sum(hit.backfilled for hit in hits)
-        if backfilled:
-            note(f"{backfilled} of the {len(hits)} documents have no weight of their own in the solution")
+        answer = (
+            next(session.query_all(prompts, options, together=1))
+            if len(prompts) == 1
+            else session.query_pooled(prompts, options)
+        )
+        query, workspace = answer.query, Workspace.open(session.index, session.model)
+        chosen, influences = _top_documents(answer, options.top)
     else:
-        index = Index.open(place.index)
-        chosen = find_documents(index, asked.documents)
+        workspace = Workspace.open(place.index, model or place.model, device=place.device, dtype=place.dtype)
+        query = _query_of(prompts, workspace, options)
+        chosen = find_documents(workspace.index, asked.documents)
         influences = [None] * len(chosen)
-        opened = Workspace.open(index, model or place.model, device=place.device, dtype=place.dtype)
-        loaded = opened.model
-        query = _query_of(asked, loaded, options.max_new_tokens, form_of(opened, options.chat))
-    workspace = Workspace.open(index, loaded)
-    queries, shares = QuerySet.of_parts(query)
     if check.seeds == 1:
         note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
+    index, table = workspace.index, workspace.model.table
+    queries, shares = QuerySet.of_parts(query)
     lengths = np.asarray(workspace.chunks.lengths)
     owners = np.asarray(index.array("corpus/chunk_document"))
     found = verify_documents(
@@ -108,7 +81,7 @@ def verify_hit(
         "index": str(index.path),
         "prompt": query.prompt,
         "response": query.response,
-        "template": None if loaded.table is not None else query.form,
+        "template": None if table is not None else query.form,
         "generated": query.generated,
         "documents": [
             {
@@ -120,9 +93,9 @@ def verify_hit(
         ],
         "verdict": found.verdict,
         "sentence": found.sentence(),
-        "difference": _record(found.difference),
-        "attributed": _record(found.attributed),
-        "by_chance": _record(found.by_chance),
+        "difference": _mean(found.difference),
+        "attributed": _mean(found.attributed),
+        "by_chance": _mean(found.by_chance),
         "level": LEVEL,
         "effect": found.effect,
         "exceeded": found.exceeded,
@@ -143,18 +116,45 @@ def verify_hit(
     return record
 
 
-def _query_of(asked: HitQuestion, model: AttributableModel, max_new_tokens: int, form: Form) -> Query:
-    """What is asked, without an answer: one query, or several as one."""
-    from stride_cli.data.queries import Query, pooled
-    from stride_cli.data.query_files import as_queries
+def _prompts(asked: HitQuestion) -> list[Mapping[str, Any]]:
+    """List the prompts that are tested as one, each with what belongs to it."""
+    from stride_cli.data.queries import Query
 
     if isinstance(asked.prompt, str | Query):
         texts = {"response": asked.response, "span": asked.span, "instead": asked.instead}
-        prompts: list[Mapping[str, Any]] = [{"prompt": asked.prompt, **texts}]
-    else:
-        prompts = list(asked.prompt)
+        return [{"prompt": asked.prompt, **texts}]
+    if asked.response or asked.span:
+        raise UsageError(
+            "a response or a span is given beside prompts that have their own",
+            fix='give each prompt its own: {"prompt", "response", "instead"}',
+        )
+    return list(asked.prompt)
+
+
+def _top_documents(answer: Answer, top: int) -> tuple[np.ndarray, list[float | None]]:
+    """Take the documents of an answer, (m,) int64, and their influences."""
+    hits = answer.supporters
+    if not hits:
+        raise UsageError(
+            "no document supports this response (expected one or more, to be trained without)",
+            fix="ask for documents by id: --documents a,b",
+        )
+    if len(hits) < top:
+        which = "1 document supports" if len(hits) == 1 else f"{len(hits)} documents support"
+        note(f"{which} this response, not {top}: the model is trained without {len(hits)}")
+    if backfilled := sum(hit.backfilled for hit in hits):
+        note(f"{backfilled} of the {len(hits)} documents have no weight of their own in the solution")
+    return np.array([hit.document for hit in hits], np.int64), [hit.influence for hit in hits]
+
+
+def _query_of(prompts: list[Mapping[str, Any]], workspace: Workspace, options: QueryOptions) -> Query:
+    """Build the query of given documents, which needs no answer: one, or several as one."""
+    from stride_cli.data.queries import form_of, pooled
+    from stride_cli.data.query_files import as_queries
+
+    form = form_of(workspace, options.chat)
     queries = []
-    for each in as_queries(model, prompts, max_new_tokens=max_new_tokens, form=form):
+    for each in as_queries(workspace.model, prompts, max_new_tokens=options.max_new_tokens, form=form):
         if isinstance(each, StrideError):
             raise each
         queries.append(each)
@@ -163,5 +163,5 @@ def _query_of(asked: HitQuestion, model: AttributableModel, max_new_tokens: int,
     return queries[0] if len(queries) == 1 else pooled(queries)
 
 
-def _record(found: Interval) -> SeedMean:
+def _mean(found: Interval) -> SeedMean:
     return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

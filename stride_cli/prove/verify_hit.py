@@ -1,4 +1,4 @@
-"""Did a prediction depend on these documents? Retrain without them, and without as many random ones."""
+"""Retrain without some documents, and without as many random ones: did a prediction depend on them?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.output import note
+from stride_cli.prove.intervals import LEVEL, Interval, t_interval
 from stride_cli.prove.options import HitOptions
-from stride_cli.prove.resampling import LEVEL, Interval
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import count_missing, retrain, subset_seeds
@@ -77,7 +77,7 @@ class HitCheck:
 
     @cached_property
     def difference(self) -> Interval:
-        """What removing the documents does beyond removing random ones, paired by seed."""
+        """Rise of the loss by removing the documents beyond that by removing random ones, paired by seed."""
         return t_interval(self.without - self.random.mean(axis=1))
 
     @property
@@ -98,8 +98,8 @@ class HitCheck:
 
     @property
     def seeds_needed(self) -> int | None:
-        """About how many seeds bring the interval within ± effect / 2, or, should the mean stay, above zero;
-        None with one, or beyond 1,000."""
+        """Count about how many seeds bring the interval within ± effect / 2, or, should the mean stay, above
+        zero; None with one, or beyond 1,000."""
         from scipy.stats import t
 
         if len(self.seeds) < 2:
@@ -112,7 +112,7 @@ class HitCheck:
         return None
 
     def sentence(self) -> str:
-        """The verdict in words, with the numbers it rests on."""
+        """Put the verdict in words, with the numbers it rests on."""
         found, count = self.difference, len(self.seeds)
         unit = "nats" if self.compared else "nats a token"
         if count < 2:
@@ -146,7 +146,7 @@ class HitCheck:
         )
 
     def runs(self) -> list[RunRecord]:
-        """One row for every retrained model: seed, what was removed, its tokens, loss, rise of the loss."""
+        """List every retrained model: seed, what was removed, its tokens, loss, rise of the loss."""
         rows: list[RunRecord] = []
         for place, seed in enumerate(self.seeds.tolist()):
             full = float(self.full[place])
@@ -169,20 +169,8 @@ class HitCheck:
         return rows
 
 
-def t_interval(values: np.ndarray) -> Interval:
-    """Mean of independent values (S,) with its standard error and Student's t interval; NaN where S is 1."""
-    from scipy.stats import t
-
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Interval(mean, np.nan, np.nan, np.nan)
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
-    return Interval(mean, error, mean - reach, mean + reach)
-
-
 def matched_documents(lengths: np.ndarray, chosen: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """As many other documents, at random, with nearly as many tokens in all.
+    """Draw as many other documents, at random, with nearly as many tokens in all.
 
     Each is drawn from those nearest in length to one of the chosen; then, in turn, each is exchanged within
     its neighbourhood for one of those that bring the sum nearest, until it is within 2 %.
@@ -307,7 +295,7 @@ def verify_documents(
 
 
 def find_documents(index: Index, ids: Sequence[str]) -> np.ndarray:
-    """Numbers of documents by their ids, in the order given: (m,) int64.
+    """Find the numbers of documents by their ids, in the order given: (m,) int64.
 
     Raises
     ------

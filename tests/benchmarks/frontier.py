@@ -40,12 +40,12 @@ from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit, note
-from stride_cli.prove.resampling import Resampler
 from stride_cli.recovery.candidates import candidates, with_weights
 from stride_cli.recovery.lasso import solve_batch
 from stride_cli.recovery.problem import LassoSettings, Solution
 from stride_cli.recovery.shrinkage import shrink
 from stride_cli.research.evaluation.metrics import lds, measured_response, predicted_response
+from stride_cli.research.evaluation.resampling import Resampler
 from stride_cli.research.training.truth import Truth
 from tests.benchmarks._machine import machine
 

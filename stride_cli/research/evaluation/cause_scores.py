@@ -23,10 +23,10 @@ from index_format.location import local_directory
 from stride_cli import __version__
 from stride_cli.errors import CorpusError
 from stride_cli.output import progress
-from stride_cli.prove.resampling import DRAWS, mean_interval
 from stride_cli.research.evaluation.cause_measures import Places, measure_all, measure_names
 from stride_cli.research.evaluation.query_groups import GroupRule, check_rules
 from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.resampling import DRAWS, mean_interval
 from stride_cli.research.evaluation.scoring import document_blocks, failure, fitted_method
 from stride_cli.research.methods.registry import METHODS
 

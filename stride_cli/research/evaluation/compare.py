@@ -10,11 +10,12 @@ import numpy as np
 
 from stride_cli.attribution.nats import fit_scale
 from stride_cli.errors import UsageError
-from stride_cli.prove.resampling import DRAWS, Draws, Estimate, Interval, Resampler
+from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation import metrics
 from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES
 from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.resampling import DRAWS, Draws, Estimate, Resampler
 from stride_cli.research.evaluation.scoring import Run, failure
 from stride_cli.research.training.truth import seeds_in_words
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.prove.resampling import Estimate, Resampler
 from stride_cli.randomness import stream
 from stride_cli.research.evaluation import metrics
 from stride_cli.research.evaluation.options import FEWEST_CHUNKS
 from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.resampling import Estimate, Resampler
 from stride_cli.training.jobs import Job
 from stride_cli.training.options import EngineOptions
 from stride_cli.training.retraining import retrain

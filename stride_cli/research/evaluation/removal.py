@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.prove.resampling import Interval, mean_interval
+from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import random_chunks
 from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.resampling import mean_interval
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.retraining import retrain
 

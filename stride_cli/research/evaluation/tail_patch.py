@@ -15,10 +15,11 @@ import numpy as np
 
 from stride_cli.data.batches import row_losses
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.prove.resampling import Interval, mean_interval
+from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation.options import TailPatchOptions
 from stride_cli.research.evaluation.ranking import random_chunks
 from stride_cli.research.evaluation.records import estimate_record
+from stride_cli.research.evaluation.resampling import mean_interval
 
 if TYPE_CHECKING:
     import torch

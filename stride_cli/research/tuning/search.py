@@ -21,8 +21,8 @@ from stride_cli.errors import StrideError, UsageError
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.options import entries
 from stride_cli.output import note
-from stride_cli.prove.resampling import mean_interval
 from stride_cli.research.evaluation.metrics import correlate, predicted_response
+from stride_cli.research.evaluation.resampling import mean_interval
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

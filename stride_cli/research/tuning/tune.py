@@ -13,8 +13,8 @@ import numpy as np
 from index_format.location import local_directory
 from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.output import note, progress
-from stride_cli.prove.resampling import mean_interval
 from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
+from stride_cli.research.evaluation.resampling import mean_interval
 from stride_cli.research.tuning.options import TuneOptions
 from stride_cli.research.tuning.responses import (
     EPOCHS,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stride_cli.errors import ModelError, QueryError, UsageError
+from stride_cli.prove.intervals import t_interval
 from stride_cli.prove.options import HitOptions
 from stride_cli.prove.verify_hit import (
     DEPENDED,
@@ -21,7 +22,6 @@ from stride_cli.prove.verify_hit import (
     TOO_FEW,
     HitCheck,
     matched_documents,
-    t_interval,
     verify_documents,
 )
 from stride_cli.training.jobs import Job, Outcome

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.prove.resampling import Resampler, differences, mean_interval
 from stride_cli.research.evaluation import metrics
+from stride_cli.research.evaluation.resampling import Resampler, differences, mean_interval
 
 
 def observed(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:

@@ -12,20 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stride_cli.prove.intervals import LEVEL, Interval
 from stride_cli.randomness import stream
 
 DRAWS = 1000
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap standard error and percentile interval."""
-
-    mean: float
-    se: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
