@@ -92,8 +92,8 @@ def _observe(
     options: BasisOptions,
     groups: Sequence[np.ndarray],
 ) -> tuple[list[Moments], torch.Tensor]:
-    """What each space's `observe` collects of the sample, and the sum over its scored positions of the
-    model's distribution of the next token, (V,) float64."""
+    """Let every space collect what it needs of the sample, and sum the model's distribution of the next token
+    over scored positions, (V,) float64."""
     model = watched.model
     moments = [Moments() for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)

@@ -49,7 +49,7 @@ class Checkpoint:
     settings: str | None = None
 
     def record(self, index: str | Path) -> dict[str, Any]:
-        """What the index at `index` keeps of it beside its operators."""
+        """Make the entry that the index at `index` keeps beside its operators."""
         path = self.path
         if Path(path).exists():  # else a hub id
             remember("places", self.fingerprint, path)  # for copies of the index alone
@@ -58,7 +58,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], index: Index) -> Checkpoint:
-        """The inverse of `record`, where it is by now; KeyError or TypeError where the entry is none."""
+        """Read an entry, and find where the model is by now; KeyError or TypeError where it is none."""
         path, fingerprint, settings = (
             entry["path"],
             entry["model_fingerprint"],

@@ -192,14 +192,14 @@ def fit_closed(
 
 
 def is_whitened(settings: ClosedSettings) -> bool:
-    """Whether the bases hold the Fisher matrix, so that gates are plain means of chunks' gradients."""
+    """Tell whether the bases hold the Fisher matrix, so that gates are plain means of chunks' gradients."""
     return settings.curvature == "kronecker" and all(cls.whitens for cls in space_classes(settings.spaces))
 
 
 def _fisher(
     steered: SteeredModel, chunks: ChunkReader, settings: ClosedSettings
 ) -> Sequence[torch.Tensor | None]:
-    """F of every space, None where the bases hold it."""
+    """Compute F of every space, None where the bases hold it."""
     by = label_fisher if settings.curvature == "exact" else drawn_fisher
     return by(steered, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed)
 

@@ -48,7 +48,7 @@ _SUMS_BYTES = 4 << 30  # of all ranges' sums on disk, unless there are workers t
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """How another process opens the model that is fitted, and reads what it is fitted to.
+    """Where another process finds the model that is fitted, and the index that it is fitted to.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class ModelPlace:
 
 @dataclass(frozen=True)
 class PassWorkers:
-    """Who goes over the corpus.
+    """Workers that go over the corpus.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class PassWorkers:
     free: int | None = None
 
     def at(self, checkpoint: str, design_seed: int) -> PassWorkers:
-        """The same workers, for a further checkpoint."""
+        """Let the same workers open a further checkpoint."""
         return replace(self, place=replace(self.place, checkpoint=checkpoint, design_seed=design_seed))
 
 
@@ -273,7 +273,7 @@ def _range_count(
     need: int,
     share: float,
 ) -> int:
-    """How many ranges there are: as many as when the pass was begun.
+    """Choose how many ranges there are, or read it: as many as when the pass was begun.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def _tell(workers: PassWorkers, need: int, ranges: int) -> None:
 
 
 def part_of(groups: list[np.ndarray], lengths: np.ndarray, number: int, count: int) -> list[np.ndarray]:
-    """The groups of range `number` of `count`: consecutive ones, of about as many tokens as any range's."""
+    """Take the groups of range `number` of `count`: consecutive ones, about as many tokens as any range's."""
     ends = np.cumsum([int(lengths[group].sum()) for group in groups])
     total = int(ends[-1]) if len(ends) else 0
     # a group is in the range in which its middle lies

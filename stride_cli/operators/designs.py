@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def design_seed(seed: int, number: int) -> int:
-    """What the subsets of checkpoint 1, 2, … are drawn from."""
+    """Derive the seed of the subsets of checkpoint 1, 2, …"""
     return torch_seed(seed, "design of checkpoint", number)
 
 
 @dataclass(frozen=True)
 class Designs:
-    """Which chunks each subset has; of several checkpoints, those of the first, of the second, and so on.
+    """Subsets of chunks; of several checkpoints, those of the first, of the second, and so on.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Designs:
 
     @classmethod
     def of(cls, index: Index, seed: int | None = None) -> Designs:
-        """The index's own, or one like it from another seed."""
+        """Read the index's own, or draw one like it from another seed."""
         if seed is not None:
             return cls.drawn(index.n_chunks, index.n_subsets, index.degree, seed)
         sizes = np.diff(index.array("design/row_offsets"))
@@ -51,13 +51,13 @@ class Designs:
 
     @classmethod
     def drawn(cls, n_chunks: int, n_subsets: int, degree: int, seed: int) -> Designs:
-        """A random one; ValueError as `index_format.design.build_columns`."""
+        """Draw a random one; ValueError as `index_format.design.build_columns`."""
         columns = build_columns(0, n_chunks, n_subsets=n_subsets, degree=degree, seed=seed)
         return cls(columns, row_sizes(columns, n_subsets), n_subsets)
 
     @classmethod
     def stacked(cls, designs: Sequence[Designs]) -> Designs:
-        """Several of the same K as one of C·K subsets; the only one itself."""
+        """Stack several of the same K to one of C·K subsets."""
         if len(designs) == 1:
             return designs[0]
         each = designs[0].n_subsets

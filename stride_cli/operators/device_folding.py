@@ -12,7 +12,7 @@ from stride_cli.operators.gathered_sums import GatheredSums
 
 
 class DeviceFolding:
-    """What `Folding` says, of gradients on a device.
+    """`Folding` for gradients on a device.
 
     Each of the r numbers is the sum of a list of gates, the same each time, and so are signs.
 
@@ -55,7 +55,7 @@ class DeviceFolding:
 
 
 def _turned(rows: torch.Tensor) -> torch.Tensor:
-    """As `fit_kernels.turn`, all of the numbers."""
+    """Turn all of the numbers, as `fit_kernels.turn`."""
     length = rows.shape[1]
     half = 1
     while half < length:

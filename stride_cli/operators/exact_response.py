@@ -38,7 +38,7 @@ def measure_exact(
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson correlation; 0 where either side does not vary."""
+    """Compute the Pearson correlation; 0 where either side does not vary."""
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / scale if scale > 0 and np.isfinite(scale) else 0.0

@@ -91,16 +91,16 @@ def sizes(rows, absolute, square):
 
 
 def turns(count: int) -> list[tuple[int, int]]:
-    """Which of r numbers, a multiple of 64, are turned together, one turn after the other: first and how
-    many, a power of 2. Where r is none, those at its end are turned again with what they overlap."""
+    """Plan the turns of r numbers, a multiple of 64: of each turn the first and how many, a power of 2. Where
+    r is none, those at its end are turned again with what they overlap."""
     length = 1 << (count.bit_length() - 1)
     return [(0, length)] if length == count else [(0, length), (count - length, length)]
 
 
 @compiled
 def turn(rows, start, length):
-    """So many numbers from `start` on, a power of 2 and at least 8, times the Hadamard matrix of that order
-    over its root: (B, r) float32, in place.
+    """Multiply `length` numbers from `start` on with the Hadamard matrix of that order over its root, in
+    place: (B, r) float32, `length` a power of 2 and at least 8.
 
     Sums and differences of numbers that are 1, 2, 4, … apart. What is at most 2,048 apart is done stretch by
     stretch, in the processor's nearest cache.

@@ -82,8 +82,8 @@ def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
 
 @compiled
 def narrow(wide, values, scale):
-    """A vector as 16-bit numbers: ``values[j] · scale[j // 256] ≈ wide[j]``; the scale of a block with a
-    number that is not finite is NaN.
+    """Round a vector to 16-bit numbers: ``values[j] · scale[j // 256] ≈ wide[j]``; the scale of a block that
+    is not finite is NaN.
 
     Parameters
     ----------

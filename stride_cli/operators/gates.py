@@ -65,7 +65,7 @@ Gates = np.ndarray | PackedGates
 
 
 def gate_rows(gates: Gates, rows: np.ndarray | slice) -> np.ndarray:
-    """Some subsets' gates, (k, p) float32."""
+    """Widen some subsets' gates to (k, p) float32."""
     if isinstance(gates, PackedGates):
         from stride_cli.operators.gate_kernels import widen
 
@@ -77,7 +77,7 @@ def gate_rows(gates: Gates, rows: np.ndarray | slice) -> np.ndarray:
 
 
 def gate_rows_on(gates: Gates, rows: np.ndarray, device: torch.device) -> torch.Tensor:
-    """`gate_rows` on a device; packed ones are widened there, and a quarter of the bytes is moved."""
+    """Put `gate_rows` on a device; packed ones are widened there, and a quarter of the bytes is moved."""
     import torch
 
     if device.type == "cpu" or not isinstance(gates, PackedGates):
@@ -91,7 +91,7 @@ def widened(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
-    """``a_k · g_q`` of every subset and query.
+    """Multiply ``a_k · g_q`` for every subset and query.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def gate_responses(gates: Gates, gradients: np.ndarray) -> np.ndarray:
 
 
 def _narrowed(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n, p) float32 as int16, and the step of each block of 256, float32."""
+    """Round rows (n, p) float32 to int16, with the step of each block of 256, float32."""
     from stride_cli.operators.gate_kernels import narrow
 
     count, size = matrix.shape
@@ -135,7 +135,7 @@ def _narrowed(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def combined_gates(gates: Gates, weights: np.ndarray) -> np.ndarray:
-    """``Σ_k c_k a_k`` for weights (..., K), (..., p) float32."""
+    """Sum ``Σ_k c_k a_k`` for weights (..., K), (..., p) float32."""
     total = np.zeros((*weights.shape[:-1], gates.shape[1]), np.float32)
     for start in range(0, len(gates), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)

@@ -181,12 +181,12 @@ def signals(
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Parts of rows as one; a single one as it is."""
+    """Join parts of rows; a single one stays as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals, torch.Tensor]]:
-    """Of a classifier: the signals of a batch for each label, and the label's probability, (B, 1) float64.
+    """Yield a classifier's signals of a batch for each label, and the label's probability, (B, 1) float64.
 
     Instead of a label drawn from p, all of them, weighted: E_{c~p}[g gᵀ] = Σ_c p_c g_c g_cᵀ exactly.
     """
@@ -198,7 +198,7 @@ def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals
 
 
 def assemble(spaces: Sequence[OperatorSpace], found: Signals) -> list[torch.Tensor]:
-    """Signals → one gate gradient per space, in the order of the spaces."""
+    """Contract signals to one gate gradient per space, in the order of the spaces."""
     logit = iter(found.logit)
     with torch.no_grad():
         return [next(logit) if space.site == "logit" else space.gradient_from(found) for space in spaces]
@@ -213,7 +213,7 @@ def gradient_products(
     batch_tokens: int | None = None,
     advance: Callable[[float], None] | None = None,
 ) -> np.ndarray:
-    """Products of given vectors, such as queries' gate gradients, with those of chunks, space by space.
+    """Multiply given vectors, such as queries' gate gradients, with those of chunks, space by space.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def gradient_products(
     ascending = rows[order]
 
     def place(some: np.ndarray) -> np.ndarray:
-        """Where these are in `rows`; a table of all n would be larger than what a query holds otherwise."""
+        """Find these in `rows`; a table of all n would be larger than what a query holds otherwise."""
         return order[np.searchsorted(ascending, some)]
 
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
@@ -253,8 +253,7 @@ def gradient_products(
 def weighted_gradients(
     steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, *, batch_tokens: int | None = None
 ) -> Iterator[tuple[Batch, list[torch.Tensor]]]:
-    """share_i g_i of chunks, batch by batch: one (B, p) float32 a space, on the model's device; parameters as
-    above."""
+    """Yield share_i g_i of chunks, batch by batch: one (B, p) float32 a space, on the model's device."""
     tokens, together = batch_tokens or steered.tokens_at_once, steered.chunks_at_once
     groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group, together))
     batches = map(chunks.batch, groups)

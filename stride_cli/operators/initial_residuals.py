@@ -98,7 +98,7 @@ def load_initial_residuals(
 
 
 def _reads_alike(before: AttributableModel, model: AttributableModel, chunks: ChunkReader) -> bool:
-    """Whether the tokens of chunks are the same texts to both: their tokenizers may pad otherwise, or have a
+    """Tell whether chunks' tokens are the same texts to both: their tokenizers may pad otherwise, or have a
     token that training added."""
     if before.tokenizer_fingerprint == model.tokenizer_fingerprint:
         return True

@@ -74,7 +74,7 @@ class LayerMatrixSpace(OperatorSpace):
     def from_bases(
         cls, V: Iterable[torch.Tensor], U: Iterable[torch.Tensor], layers: Iterable[int] | None = None
     ) -> Self:
-        """From V_j (r_j, in_j) and U_j (out_j, r'_j) of every matrix."""
+        """Build the space from V_j (r_j, in_j) and U_j (out_j, r'_j) of every matrix."""
         V, U = list(V), list(U)
         shapes = [[v.shape[1], v.shape[0], u.shape[0], u.shape[1]] for v, u in zip(V, U, strict=True)]
         flat = [torch.cat([matrix.reshape(-1) for matrix in matrices]) for matrices in (V, U)]
@@ -82,11 +82,11 @@ class LayerMatrixSpace(OperatorSpace):
         return cls(flat[0], flat[1], torch.tensor(shapes), at)
 
     def matrices(self, layer: int) -> list[int]:
-        """The numbers of one layer's matrices."""
+        """List the numbers of one layer's matrices."""
         return self._of_layer[layer]
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """The shift (B, T, out) of one layer, from what it reads (B, T, in)."""
+        """Shift (B, T, out) one layer, from what it reads (B, T, in)."""
         read = hidden.float()
         return reduce(torch.add, (self._shift(read, gates, number) for number in self.matrices(layer)))
 
@@ -95,17 +95,17 @@ class LayerMatrixSpace(OperatorSpace):
         return (hidden @ V.T) @ self._matrix(gates, number).transpose(1, 2) @ U.T
 
     def _matrix(self, gates: torch.Tensor, number: int) -> torch.Tensor:
-        """a_j (…, r'_j, r_j) of one matrix, of gates (…, p)."""
+        """Take a_j (…, r'_j, r_j) of one matrix from gates (…, p)."""
         _, r, _, s = self._shapes[number]
         start = int(self._starts[number, 2])
         return gates[..., start : start + s * r].unflatten(-1, (s, r))
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """The part (B, Σ r' r) of the gates of one layer, from its (B, T, in) and (B, T, out)."""
+        """Compute the gradient (B, Σ r' r) in the gates of one layer, from its (B, T, in) and (B, T, out)."""
         return torch.cat(self._gradients(hidden, cotangent, layer), dim=1)
 
     def _gradients(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int) -> list[torch.Tensor]:
-        """Of each of a layer's matrices."""
+        """Compute the gradient in each of a layer's matrices."""
         read, pull, found = hidden.float(), cotangent.float(), []
         for number in self.matrices(layer):
             V, U = self.bases(number)
@@ -121,7 +121,7 @@ class LayerMatrixSpace(OperatorSpace):
         return torch.cat([each for layer in parts for each in layer], dim=1)
 
     def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """V_j (r, in) and U_j (out, r') of one matrix."""
+        """Return V_j (r, in) and U_j (out, r') of one matrix."""
         i, r, o, s = self._shapes[number]
         v, u = self._starts[number, :2].tolist()
         return self.V[v : v + r * i].view(r, i), self.U[u : u + o * s].view(o, s)
@@ -170,8 +170,7 @@ class LayerMatrixSpace(OperatorSpace):
 
     @classmethod
     def layer_ranks(cls, model: AttributableModel, rank: int) -> list[list[tuple[int, int]]]:
-        """(r_j, r'_j) of every layer's matrices at a rank: how many directions are kept of what it reads, and
-        of what it gives."""
+        """Count (r_j, r'_j) of every layer's matrices at a rank: directions of what it reads and gives."""
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         ranks = [tuple(layer_rank(rank, width, model.d_model) for width in pair) for pair in pairs]
         adapters = model.adapter_matrices(cls.which)
@@ -184,7 +183,7 @@ class LayerMatrixSpace(OperatorSpace):
 
     @staticmethod
     def _label_moments(sample: Sample, seed: int) -> list[torch.Tensor]:
-        """Σ_i Σ_c p_c δ_ic δ_icᵀ of every layer, (out, out) float64, δ_ic the gradient of label c."""
+        """Sum Σ_i Σ_c p_c δ_ic δ_icᵀ of every layer, (out, out) float64, δ_ic the gradient of label c."""
         moments, count = Moments(), 0
         for found, probability in sample.each_label():
             root = probability.sqrt()  # (B, 1)
@@ -206,7 +205,7 @@ class LayerMatrixSpace(OperatorSpace):
 
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
-        """What is asked for, or what `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d, and of
+        """Choose the rank that `inside_gates` allows: Σ_j r'_j r_j = r² Σ_j √(in_j out_j) / d, and of
         adapters, one side of whose matrices is given, the largest that it allows."""
         if asked:
             return asked
@@ -265,12 +264,12 @@ class LinearMatrixSpace(LayerMatrixSpace):
 
 
 def layer_rank(rank: int, width: int, d_model: int) -> int:
-    """Directions kept of what a layer reads or gives: `rank` of d_model, as the root of the width else."""
+    """Count the directions of what a layer reads or gives: `rank` of d_model, as the root of the width."""
     return max(1, min(width, _MOST_UNITS, round(rank * float(np.sqrt(width / d_model)))))
 
 
 def read_units(width: int, seed: int) -> torch.Tensor:
-    """Which units of a layer's inputs or outputs second moments are taken of, ascending."""
+    """Choose the units of a layer's inputs or outputs that second moments are taken of, ascending."""
     return _drawn_units(width, _MOST_UNITS, seed)
 
 
@@ -282,7 +281,7 @@ def _drawn_units(width: int, most: int, seed: int) -> torch.Tensor:
 
 
 def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
-    """Directions (units that are read, r) among all: (width, r), zero at the others."""
+    """Place directions (units that are read, r) among all: (width, r), zero at the others."""
     units = read_units(width, seed)
     if len(units) == width:
         return directions
@@ -292,8 +291,8 @@ def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
 
 
 def _spans(adapter: AdapterMatrices) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """Of each matrix of a layer with an adapter the columns (width, r) inside which its directions are:
-    of what it reads, and of what it gives."""
+    """List, for each matrix of a layer with an adapter, the columns (width, r) inside which its directions
+    are: of what it reads, and of what it gives."""
     A, B = adapter
     return [(A.T, None), *([] if B is None else [(None, B)])]
 
@@ -301,8 +300,8 @@ def _spans(adapter: AdapterMatrices) -> list[tuple[torch.Tensor | None, torch.Te
 def _directions(
     moment: torch.Tensor, width: int, count: int, span: torch.Tensor | None, options: BasisOptions
 ) -> torch.Tensor:
-    """Leading directions, (width, count), by a second moment of the units that are read; of all, or inside
-    what columns (width, count) span."""
+    """Find leading directions, (width, count), by a second moment of the units that are read; of all, or
+    inside the span of columns (width, count)."""
     if span is None:
         return _among_all(leading_directions(moment, count, options.damping), width, options.seed)
     within = torch.linalg.qr(span.to(moment.dtype))[0]

@@ -16,7 +16,7 @@ from stride_cli.operators.steered_model import SteeredModel
 
 
 def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
-    """Loss change that steering towards each subset causes, to first order in the gates.
+    """Measure the loss change that steering towards each subset causes, to first order in the gates.
 
         y[q, k] = a_k · g_q,      g_q = −∂loss(q)/∂a |_{a=0}
 
@@ -36,7 +36,7 @@ def measure_linear(steered: SteeredModel, batch: Batch) -> np.ndarray:
 
 
 def measure_linear_with_loss(steered: SteeredModel, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """`measure_linear`, and the base model's loss on each query, (Q,) float64 nats per scored token."""
+    """Measure as `measure_linear`, with the base model's loss on each query, (Q,) float64 nats per token."""
     gradients, losses = gradients_with_loss(steered, batch)
     losses = batch.losses_of_queries(losses)
     responses = np.zeros((len(losses), steered.operators.n_subsets))
@@ -46,7 +46,7 @@ def measure_linear_with_loss(steered: SteeredModel, batch: Batch) -> tuple[np.nd
 
 
 def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
-    """Gate gradients of queries, one (Q, p) float32 on the CPU a space, and the losses of the batch's rows,
+    """Take gate gradients of queries, one (Q, p) float32 on the CPU a space, and losses of the batch's rows,
     (B,) float64.
 
     As many queries at once as memory allows; of a `RememberingBatch` once for each operators.
@@ -60,7 +60,7 @@ def gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch
 
 
 def each_remembering(whole: RememberingBatch, batches: Sequence[Batch]) -> list[RememberingBatch]:
-    """The rows of a batch as batches of one, which remember what it does.
+    """Split a batch into batches of one row, which remember what it does.
 
     Parameters
     ----------

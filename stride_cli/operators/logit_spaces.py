@@ -77,11 +77,11 @@ class LogitSpace(OperatorSpace):
 
     @staticmethod
     def basis_input(hidden: torch.Tensor) -> torch.Tensor:
-        """What B reads of the activations (…, d), float32."""
+        """Norm the activations (…, d) that B reads, float32."""
         return layer_norm(hidden)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(…, d) → (…, r)."""
+        """Project (…, d) → (…, r)."""
         return self.basis_input(hidden) @ self.B.T
 
     @classmethod
@@ -109,7 +109,7 @@ class LogitSpace(OperatorSpace):
         self._sums = None
 
     def _in_buckets(self, cotangent: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) → (B, T, c) float32: tokens added up in their buckets."""
+        """Add up tokens in their buckets: (B, T, V) → (B, T, c) float32."""
         from stride_cli.operators.fit_kernels import add_tokens
 
         values = cotangent.float().reshape(-1, cotangent.shape[-1]).numpy()
@@ -122,7 +122,7 @@ class LogitSpace(OperatorSpace):
         return torch.from_numpy(sums).view(*cotangent.shape[:-1], -1)
 
     def _features_first(self, features: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        """(B, c r) of features (B, T, r) and (B, T, V): of every token, then added up in their buckets."""
+        """Multiply features (B, T, r) with every token of (B, T, V), then add up in buckets: (B, c r)."""
         full = torch.bmm(cotangent.float().transpose(1, 2), features)  # (B, V, r)
         if self.identity:
             return full.mul_(self.sign[:, None]).flatten(1)
@@ -157,7 +157,7 @@ class HeadMatrixSpace(LogitSpace):
 def vocabulary_buckets(
     vocab_size: int, n_buckets: int, seed: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bucket and sign of every token for that space; the identity when there is a bucket for each.
+    """Draw bucket and sign of every token for a space; the identity where there is a bucket for each.
 
     Returns
     -------

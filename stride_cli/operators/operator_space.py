@@ -1,4 +1,4 @@
-"""What an operator space answers: shifts, gate gradients, and how its basis is fitted to a model and corpus.
+"""The interface of operator spaces: shifts, gate gradients, and how a basis is fitted to a model and corpus.
 
 The paper's operator k adds ``B_ψ(h_x) a_k`` (§3.1) to what the frozen model says: a basis that all subsets
 share, and gates of each subset's own. A space is one such basis. Here is the interface; the spaces themselves
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BasisOptions:
-    """How bases are fitted, of all spaces of a sum.
+    """Settings of bases, for all spaces of a sum.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a space fits its basis to.
+    """The sample that a space fits its basis to.
 
     Attributes
     ----------
@@ -119,12 +119,12 @@ class Sample:
 
     @property
     def tokens(self) -> float:
-        """How many predictions are scored: their probabilities add up to one each."""
+        """Scored predictions of the sample: their probabilities add up to one each."""
         return max(1.0, float(self.prediction.sum()))
 
 
 def layer_norm(hidden: torch.Tensor) -> torch.Tensor:
-    """LayerNorm without parameters over the last axis, in float32 (paper, Table operator_arch)."""
+    """Apply LayerNorm without parameters over the last axis, in float32 (paper, Table operator_arch)."""
     return F.layer_norm(hidden.float(), (hidden.shape[-1],))
 
 
@@ -173,7 +173,7 @@ class OperatorSpace(torch.nn.Module):
     # The operator itself
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """The shift that each row's gates cause.
+        """Compute the shift that each row's gates cause.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class OperatorSpace(torch.nn.Module):
         raise NotImplementedError
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-        """Gradient in the gates, per row, of ``Σ_t ⟨cotangent_t, shift_t⟩``: the adjoint of `forward`.
+        """Differentiate in the gates, per row, ``Σ_t ⟨cotangent_t, shift_t⟩``: the adjoint of `forward`.
 
         Parameters
         ----------
@@ -201,12 +201,12 @@ class OperatorSpace(torch.nn.Module):
         raise NotImplementedError
 
     def gradient_from(self, found: Signals) -> torch.Tensor:
-        """The gate gradient (B, p) float32 inside the network, from a batch's signals."""
+        """Contract a batch's signals to the gate gradient (B, p) float32, for a space inside the network."""
         assert found.pull is not None
         return self.gate_gradient(found.hidden, found.pull)
 
     def reads(self, final: torch.Tensor, inputs: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
-        """What a space at the logits reads; `inputs` may be missing where no `source` is the input."""
+        """Choose what a space at the logits reads; `inputs` may be missing where no `source` is the input."""
         if self.source == "final":
             return final
         if self.source == "tokens":
@@ -218,7 +218,7 @@ class OperatorSpace(torch.nn.Module):
 
     @classmethod
     def probe(cls) -> OperatorSpace | None:
-        """A space at the same site with gates of no meaning, so that a pass over the sample keeps what
+        """Make a space at the same site with gates of no meaning, so that a pass over the sample keeps what
         `observe` wants of that site; None where states and predictions do."""
         return None
 
@@ -228,35 +228,35 @@ class OperatorSpace(torch.nn.Module):
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
-        """The space with a basis for this model and corpus, after the whole sample was observed."""
+        """Fit the basis to this model and corpus, after the whole sample was observed."""
         raise NotImplementedError
 
     # Its size, for a model
 
     @classmethod
     def check_model(cls, model: AttributableModel) -> None:
-        """UsageError where a model cannot be steered in this space."""
+        """Raise UsageError where a model cannot be steered in this space."""
 
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
-        """The rank of its basis for K subsets, where one was asked for or not."""
+        """Choose the rank of the basis for K subsets, where one was asked for or not."""
         own = cls.classifier_rank if model.classes else None
         return asked or own or cls.default_rank
 
     @classmethod
     def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
-        """Gates at that rank that leave less room for buckets; 0 where they are few, or apart."""
+        """Count gates at that rank that leave less room for buckets; 0 where they are few, or apart."""
         return 0
 
     # Its parts, and how it is stored
 
     def is_on(self, device: torch.device) -> bool:
-        """Whether all that it holds is on a device."""
+        """Tell whether all that it holds is on a device."""
         held = (*self._parameters.values(), *self._buffers.values())
         return not self._modules and all(each is None or each.device == device for each in held)
 
     def parts(self) -> list[slice]:
-        """The gates that have directions of their own, in order: those of each layer, or all of them."""
+        """List the gates that have directions of their own, in order: those of each layer, or all of them."""
         return [slice(0, self.gate_size)]
 
     def scale(self, part: int, factor: float) -> None:
@@ -264,14 +264,14 @@ class OperatorSpace(torch.nn.Module):
         raise NotImplementedError
 
     def mean_squares(self, seen: Signals, probability: torch.Tensor) -> torch.Tensor:
-        """Of a classifier, where `diagonal_fisher`: Σ_i p_i g_i² of a batch's gate gradients, (p,), for
-        probabilities p (B, 1)."""
+        """Sum Σ_i p_i g_i² of a classifier's gate gradients, (p,), for probabilities p (B, 1); where
+        `diagonal_fisher`."""
         raise NotImplementedError
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The basis as arrays to store, float32 (integers for index arrays)."""
+        """Give the basis as arrays to store, float32 (integers for index arrays)."""
         return {name: value.detach().cpu().numpy() for name, value in self.state_dict().items()}
 
     def settings(self) -> dict[str, Any]:
-        """What rebuilds the space around its arrays."""
+        """Give what rebuilds the space around its arrays."""
         return {"name": self.name, "gate_size": self.gate_size}

@@ -37,7 +37,7 @@ class FitRunOptions(Options):
 
     @property
     def in_ranges(self) -> bool:
-        """Whether other processes are to fit, range by range."""
+        """True where other processes are to fit, range by range."""
         return self.engine != "local" or (self.workers or 1) > 1
 
 

@@ -115,8 +115,7 @@ class PairLogitSpace(OperatorSpace):
 
     @classmethod
     def of_corpus(cls, chunks: ChunkReader, vocab_size: int, most: int) -> Self:
-        """The corpus's pairs of a token and the scored one after it; the most frequent, where there are too
-        many."""
+        """Make gates of the corpus's pairs of a token and the scored one after it: the most frequent ones."""
         pairs, counts = token_pairs(chunks, vocab_size)
         if len(pairs) > most:
             kept = np.sort(np.argsort(-counts, kind="stable")[:most])
@@ -134,15 +133,15 @@ class PairLogitSpace(OperatorSpace):
 
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
-        """How many pairs, not directions."""
+        """Choose how many pairs, not directions."""
         return pair_gates(n_subsets)
 
     def scale(self, part: int, factor: float) -> None:
         self.factor.mul_(factor)
 
     def _entries(self, tokens: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
-        """Places of tokens (n,) and their gates, two (N,) int64, in parts that fit in memory, with the first
-        place of each part and the one behind its last."""
+        """Yield places of tokens (n,) and their gates, two (N,) int64, in parts that fit in memory, with the
+        first place of each part and the one behind its last."""
         first = self.start[tokens]
         counts = self.start[tokens + 1] - first  # gates of each token
         ends = counts.cumsum(0)
@@ -161,7 +160,7 @@ class PairLogitSpace(OperatorSpace):
 
 
 def token_pairs(chunks: ChunkReader, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `scored_pairs` of all chunks, ascending, and how often each occurs: two (N,) int64."""
+    """Count the `scored_pairs` of all chunks: pairs, ascending, and how often each occurs, two (N,) int64."""
     pairs, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     waiting: list[np.ndarray] = []
     held = 0

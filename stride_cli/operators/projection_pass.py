@@ -118,7 +118,7 @@ def project_index(
 
 
 def check_projectable(index: Index, options: ClosedOptions, model: AttributableModel) -> None:
-    """Whether `project_index` would do what these options ask for.
+    """Refuse what `project_index` cannot do of what these options ask for.
 
     Raises
     ------

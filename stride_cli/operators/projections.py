@@ -83,7 +83,7 @@ class Folding:
         return folded
 
     def on(self, device: torch.device) -> DeviceFolding:
-        """The same for gradients that are on a device, and stay there."""
+        """Fold gradients on a device, where they stay."""
         from stride_cli.operators.device_folding import DeviceFolding
 
         if self._on_device is None:
@@ -132,7 +132,7 @@ class Projections:
         return len(self.step)
 
     def arrays(self) -> dict[str, Any]:
-        """Name within the index's group of operators → values, for `read_projections`."""
+        """Give name within the index's group of operators → values, for `read_projections`."""
         return {"projection_codes": self.codes, "projection_step": self.step}
 
     def asked(self, gradients: Sequence[torch.Tensor]) -> AskedProjections:
@@ -142,7 +142,7 @@ class Projections:
         return AskedProjections(self, *bit_planes(folding(gradients)))
 
     def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Estimates of every chunk that is projected, (Q, n) float32, and (Q,) float32 how exact they are:
+        """Estimate for every chunk that is projected, (Q, n) float32, with (Q,) float32 how exact they are:
         see `AskedProjections`."""
         asked = self.asked(gradients)
         return asked.estimates(0, len(self)), asked.noise
@@ -168,7 +168,7 @@ class AskedProjections:
     noise: np.ndarray
 
     def estimates(self, start: int, stop: int, queries: slice = slice(None)) -> np.ndarray:
-        """Of chunks `start` … `stop`-1, on some of the queries: (Q, stop − start) float32."""
+        """Estimate for chunks `start` … `stop`-1, on some of the queries: (Q, stop − start) float32."""
         own, planes, units = self.projections, self.planes[queries], self.units[queries]
         found = np.empty((len(units), stop - start), np.float32)
         pieces = [own.codes] if isinstance(own.codes, np.ndarray) else own.codes.shards
@@ -184,7 +184,7 @@ class AskedProjections:
         return found
 
     def of(self, query: int, chunks: np.ndarray) -> np.ndarray:
-        """Of the given chunks, on one query: (t,) float32."""
+        """Estimate for the given chunks, on one query: (t,) float32."""
         found = np.empty((1, len(chunks)), np.float32)
         own, some = self.projections, slice(query, query + 1)
         scan(own.codes[chunks], own.step[chunks], self.planes[some], self.units[some], found)
@@ -192,7 +192,7 @@ class AskedProjections:
 
 
 def about(projections: Projections | None) -> dict[str, int | None]:
-    """The attributes that the group of operators has of projections: bytes a chunk, chunks, seed."""
+    """Describe projections in attributes of the group of operators: bytes a chunk, chunks, seed."""
     if projections is None:
         return {"project": 0, "projected": 0, "project_seed": None, "project_form": None}
     sizes: dict[str, int | None] = {"project": projections.size, "projected": len(projections)}
@@ -200,12 +200,12 @@ def about(projections: Projections | None) -> dict[str, int | None]:
 
 
 def understood(attributes: Mapping[str, Any]) -> bool:
-    """Whether the projections that a group of operators has, if any, are made as these here."""
+    """Tell whether the projections of a group of operators, if any, are made as these here."""
     return not attributes.get("project") or attributes.get("project_form") == FORM
 
 
 def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> Projections | None:
-    """The inverse of `Projections.arrays` and `about`; mapped codes stay mapped.
+    """Read projections from arrays and attributes; mapped codes stay mapped.
 
     Raises
     ------
@@ -266,7 +266,7 @@ class Projector:
             self._codes[: len(known)], self._step[: len(known)] = known.codes, known.step
 
     def add(self, batch: Batch, gradients: Sequence[torch.Tensor]) -> None:
-        """The batch's gate gradients g_i, one (B, p) a space."""
+        """Add a batch's gate gradients g_i, one (B, p) a space."""
         # of the chunk's whole loss: a sum over tokens, which does not change when the corpus grows
         if gradients[0].device.type == "cpu":
             codes, step = encode(self._folding(gradients))
@@ -276,8 +276,7 @@ class Projector:
         self._codes[batch.rows], self._step[batch.rows] = found
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What `resume` goes on from; not a copy. Mapped files are written, and go on from what they hold:
-        what comes after it is made again."""
+        """Give what `resume` goes on from, not a copy; mapped files are flushed, and hold it themselves."""
         if isinstance(self._codes, np.memmap) and isinstance(self._step, np.memmap):
             self._codes.flush()
             self._step.flush()
@@ -289,19 +288,19 @@ class Projector:
             self._codes[:], self._step[:] = state["codes"].numpy(), state["step"].numpy()
 
     def projections(self) -> Projections:
-        """What was handed in; zeros of the others."""
+        """Return what was handed in; zeros of the others."""
         return Projections(self._codes, self._step, self._seed)
 
 
 def make_room(folder: Path, n_chunks: int, size: int) -> None:
-    """Files of the projections of so many chunks, as long as they will be; what is in them stays."""
+    """Make the files of so many chunks' projections as long as they will be; what is in them stays."""
     for name, length in (("codes", n_chunks * size), ("step", 4 * n_chunks)):
         with (folder / name).open("ab") as file:
             file.truncate(length)
 
 
 def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes (t, r / 8) uint8 and steps (t,) float32 of z (t, r)."""
+    """Encode z (t, r) as codes (t, r / 8) uint8 and steps (t,) float32."""
     from stride_cli.operators.fit_kernels import sizes
 
     size, square = np.empty(len(z), np.float32), np.empty(len(z), np.float32)
@@ -313,7 +312,7 @@ def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Queries' numbers v (Q, r) float32, rounded: v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1.
+    """Round queries' numbers v (Q, r) float32 to v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What chunks have in common, as projections tell: the leading directions of the kernel of their gradients.
+"""Near-duplicates share credit: the leading directions of the kernel of chunks' gradients, by projections.
 
 The Fisher matrix in the bases is a Kronecker product, and of labels drawn from the model. What the chunks of
 one corpus share, a template or a task, it does not know: every chunk is taken to teach all of it. With G
@@ -50,7 +50,7 @@ _ITSELF = 0.9  # cosine from which a chunk says the same
 
 @dataclass(frozen=True)
 class Redundancy:
-    """Directions in which many chunks say the same.
+    """Directions that many chunks' gradients share.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Redundancy:
 
     @classmethod
     def of(cls, projections: Projections) -> Redundancy:
-        """From the projections of all chunks."""
+        """Find them from the projections of all chunks."""
         count, bits = len(projections), 8 * projections.size
         most = shared_directions(count)
         random = stream(projections.seed, "redundancy sample")
@@ -109,7 +109,7 @@ class Redundancy:
 def read_redundancy(
     arrays: Mapping[str, Any], attributes: Mapping[str, Any], n_chunks: int
 ) -> Redundancy | None:
-    """The inverse of `Redundancy.arrays`, of so many chunks; None where none was stored, or of another form:
+    """Read what `Redundancy.arrays` gave, of so many chunks; None where none was stored, or of another form:
     then it is found again whenever it is asked for.
 
     Raises
@@ -128,13 +128,13 @@ def read_redundancy(
 
 
 def _lengths(projections: Projections, chunks: np.ndarray | slice) -> np.ndarray:
-    """Of their gradients, (t,) float64: a step is √(π / 2) of the root mean square of Gaussian numbers."""
+    """Compute lengths of gradients, (t,) float64: a step is √(π / 2) of the root mean square of Gaussians."""
     steps = np.asarray(projections.step[chunks], np.float64)
     return steps * np.sqrt(16.0 * projections.size / np.pi)
 
 
 def _cosines(codes: np.ndarray) -> np.ndarray:
-    """Of the angles between chunks, from how many of their signs agree: (m, b) uint8 → (m, m) float64."""
+    """Estimate cosines between chunks from how many of their signs agree: (m, b) uint8 → (m, m) float64."""
     bits = 8 * codes.shape[1]
     agree = np.zeros((len(codes), len(codes)))
     for signs in _signs(codes):
@@ -144,7 +144,7 @@ def _cosines(codes: np.ndarray) -> np.ndarray:
 
 
 def _signs(codes: np.ndarray) -> Iterator[np.ndarray]:
-    """Columns of signs, ±1, (m, c) float32, one part after the other."""
+    """Yield columns of signs, ±1, (m, c) float32, one part after the other."""
     for start in range(0, codes.shape[1], _COLUMNS // 8):
         signs = np.unpackbits(codes[:, start : start + _COLUMNS // 8], axis=1).astype(np.float32)
         signs *= 2.0
@@ -155,7 +155,7 @@ def _signs(codes: np.ndarray) -> Iterator[np.ndarray]:
 def _carried_over(
     projections: Projections, sample: np.ndarray, vectors: np.ndarray, mean: float
 ) -> np.ndarray:
-    """Products of all chunks with combinations of the sample's, (n, k) float32.
+    """Multiply all chunks with combinations of the sample's, (n, k) float32.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _carried_over(
 
 
 def _orthonormal(found: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """F Λ⁻¹ Fᵀ with F (n, k) as V Λ' Vᵀ with orthonormal V (n, k) float32; Λ' descending."""
+    """Write F Λ⁻¹ Fᵀ, F (n, k), as V Λ' Vᵀ with orthonormal V (n, k) float32; Λ' descending."""
     gram = (found.T @ found).astype(np.float64)
     # F = Q R with RᵀR the Gram matrix, of which the root is taken: F (RᵀR)^-½ has orthonormal columns
     sizes, turn = np.linalg.eigh(gram)

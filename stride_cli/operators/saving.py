@@ -35,7 +35,7 @@ class SavedState:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """True where it is time to save."""
         return self._path is not None and time.monotonic() - self._last > self._pause
 
     def save(self, state: dict[str, Any]) -> None:

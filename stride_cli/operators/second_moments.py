@@ -40,7 +40,7 @@ class Moments:
         return self._sums[key]
 
     def rows(self, key: Hashable) -> int:
-        """How many rows were added."""
+        """Count the rows that were added."""
         return self._rows[key]
 
 

@@ -1,4 +1,4 @@
-"""The operator spaces: what a steering operator is allowed to change, by name.
+"""The operator spaces by name: what a steering operator may change.
 
 Every space turns a gate vector ``a`` (one per subset) into a shift of the frozen model's activations, linear
 in ``a``: of the residual stream at one layer (site ``"residual"``), of what linear layers inside the blocks
@@ -57,7 +57,7 @@ SPACES: dict[str, type[OperatorSpace]] = {
 
 
 def parse_space(text: str) -> tuple[str, ...]:
-    """The spaces named by ``"residual-matrix+logit"``, in order.
+    """Split the name of a sum, such as ``"residual-matrix+logit"``, into the names of its spaces.
 
     Raises
     ------
@@ -83,17 +83,17 @@ def parse_space(text: str) -> tuple[str, ...]:
 
 
 def space_classes(names: Iterable[str]) -> list[type[OperatorSpace]]:
-    """The classes of spaces, as from `parse_space`."""
+    """Look up the classes of spaces, as from `parse_space`."""
     return [SPACES[name] for name in names]
 
 
 def acts_at_layer(text: str) -> bool:
-    """Whether a sum of spaces acts at a layer of one's choice."""
+    """Tell whether a sum of spaces acts at a layer of one's choice."""
     return any(cls.site == "residual" for cls in space_classes(parse_space(text)))
 
 
 def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
-    """Whether any of the spaces reads the input of the first block."""
+    """Tell whether any of the spaces reads the input of the first block."""
     return any(space.site == "logit" and space.source == "input" for space in spaces)
 
 
@@ -105,7 +105,7 @@ def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSp
 def affordable_buckets(
     names: Sequence[str], ranks: Mapping[str, int], model: AttributableModel, n_subsets: int
 ) -> int:
-    """Buckets c of each space that has them, as `logit_gates` allows beside the gates of the others.
+    """Choose the buckets c of each space that has them, as `logit_gates` allows beside the others' gates.
 
     The more buckets, the less of a chunk's gradient is lost to tokens that share one, and the more the head
     counts.
@@ -121,7 +121,7 @@ def affordable_buckets(
 def known_gates(
     names: Sequence[str], ranks: Mapping[str, int], model: AttributableModel, n_buckets: int
 ) -> int:
-    """p before there are bases, without the gates that the corpus decides on: see `reserved_gates`."""
+    """Count gates before there are bases, without those that the corpus decides on: see `reserved_gates`."""
     classes = space_classes(names)
     buckets = [n_buckets * min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]
     return sum(buckets) + sum(cls.reserved_gates(model, ranks[cls.name]) for cls in classes)

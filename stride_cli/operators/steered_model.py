@@ -46,7 +46,7 @@ class SteeredModel:
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
-        """By fitted operators, whose bases go to the model's device."""
+        """Steer a model by fitted operators, whose bases go to its device."""
         device = model.device
         spaces = [space if space.is_on(device) else space.to(device) for space in operators.spaces]
         return cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
@@ -71,7 +71,7 @@ class SteeredModel:
 
     @property
     def first_block(self) -> int:
-        """How many blocks run unsteered: 0 where a space acts in all of them, else `layer`."""
+        """Blocks that run unsteered: 0 where a space acts in all of them, else `layer`."""
         return 0 if self.layer_space else self.layer
 
     @property
@@ -87,7 +87,7 @@ class SteeredModel:
     def entry_states(
         self, ids: torch.Tensor, *, with_inputs: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What a steered continuation starts from: the residual stream (B, T, d) after the `first_block`
+        """Run to where a steered continuation starts: the residual stream (B, T, d) after the `first_block`
         blocks, and the input of the first block, where a space reads it (or `with_inputs`). Without
         gradients."""
         start = self.first_block

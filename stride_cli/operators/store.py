@@ -28,7 +28,7 @@ _SOME = 16  # subsets whose gates say how long usual ones are
 
 
 def array_name(name: str, checkpoint: int = 0) -> str:
-    """Where an array of `Operators.to_arrays` is in an index.
+    """Name an array of `Operators.to_arrays` within an index.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Operators:
 
     @cached_property
     def redundancy(self) -> Redundancy:
-        """What the chunks that have projections of these operators have in common."""
+        """Directions that the projected chunks share."""
         assert self.projections is not None
         return Redundancy.of(self.projections) if self.shared is None else self.shared
 
@@ -104,7 +104,7 @@ class Operators:
         return "+".join(space.name for space in self.spaces)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arrays (name within the group → values) and attributes that `from_index` reads back."""
+        """Give arrays (name within the group → values) and attributes that `from_index` reads back."""
         arrays: dict[str, Any] = {}
         stored = []
         for space, gate in zip(self.spaces, self.packed().gates, strict=True):
@@ -140,7 +140,7 @@ class Operators:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> Operators:
-        """The inverse of `to_arrays`; arrays may lie in several files."""
+        """Rebuild operators from what `to_arrays` gave; arrays may lie in several files."""
         spaces: list[OperatorSpace] = []
         gates: list[Gates] = []
         for stored in attributes["spaces"]:
@@ -180,7 +180,7 @@ class Operators:
 
     @classmethod
     def from_index(cls, index: Index, checkpoint: int = 0) -> Operators:
-        """The operators of an index's own model, or of a further checkpoint (1, 2, …).
+        """Read the operators of an index's own model, or of a further checkpoint (1, 2, …).
 
         Raises
         ------
@@ -202,7 +202,7 @@ class Operators:
         return found
 
     def check(self, n_subsets: int, n_chunks: int) -> None:
-        """ValueError where these are no operators of so many subsets, that may have seen so many chunks."""
+        """Raise ValueError where these are no operators of so many subsets and at most so many chunks."""
         if self.projections is not None and len(self.projections) > n_chunks:
             raise ValueError(f"there are {len(self.projections):,} projections of {n_chunks:,} chunks")
         if self.seen.ndim != 1 or len(self.seen) > n_chunks:
@@ -218,7 +218,7 @@ class Operators:
                 raise ValueError(f"gates of {space.name} should have shape {expected}, have {gate.shape}")
 
     def packed(self) -> Operators:
-        """The same operators as they are after they were stored: large gate matrices in int8."""
+        """Pack large gate matrices in int8, as they are after they were stored."""
         gates = [
             PackedGates.of(gate) if not isinstance(gate, PackedGates) and gate.nbytes > PACKED_BYTES else gate
             for gate in self.gates

@@ -39,7 +39,7 @@ class SubsetSums:
         self._sums = [torch.zeros(n_subsets, size) for size in sizes]
 
     def add(self, columns: np.ndarray, gradients: Sequence[torch.Tensor], share: torch.Tensor) -> None:
-        """Some chunks' gradients.
+        """Add some chunks' gradients.
 
         Parameters
         ----------
@@ -70,8 +70,8 @@ class SubsetSums:
         self._sums, self.turn = sums, turn
 
     def sums(self) -> list[torch.Tensor]:
-        """(K, p) float32 a space, on the CPU; where they are added up there not a copy. Of subsets whose turn
-        has not come, zeros."""
+        """Return (K, p) float32 a space, on the CPU; not a copy where they are added up there. Subsets whose
+        turn has not come have zeros."""
         return self._sums
 
 
@@ -144,7 +144,7 @@ class DeviceSums(SubsetSums):
 
 
 def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, beside: int = 0) -> SubsetSums:
-    """What adds up gradients of that device; says beforehand what it takes of the device's memory.
+    """Choose where gradients of a device are added up; a note says what that takes of its memory.
 
     Parameters
     ----------
@@ -175,8 +175,8 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
 
 
 def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside: int = 0) -> int:
-    """How many subsets' sums a device has room for, beside a batch on its way through the model; 1 at least,
-    K where its memory is not known."""
+    """Count the subsets whose sums a device has room for, beside a batch on its way through the model; 1 at
+    least, K where its memory is not known."""
     free = free_bytes(device)
     if free is None:
         return n_subsets

@@ -94,7 +94,7 @@ class BaseStates:
         return Entered(hidden, None, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     def losses_of(self, batch: Batch, entered: Entered) -> np.ndarray:
-        """Loss (B,) float64 of each chunk without steering."""
+        """Compute the loss (B,) float64 of each chunk without steering."""
         unknown = np.isnan(self.losses[batch.rows])
         if unknown.any():
             few = entered.rows(torch.from_numpy(unknown))
@@ -102,7 +102,7 @@ class BaseStates:
         return self.losses[batch.rows].astype(np.float64)
 
     def highest(self, batch: Batch, entered: Entered) -> tuple[torch.Tensor, torch.Tensor]:
-        """The highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
+        """Find the highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
         if not self.kept:
             return self._highest_of(self._final(entered))
         length = batch.ids.shape[1]
@@ -110,7 +110,7 @@ class BaseStates:
         return values[:, :-1], tokens[:, :-1]
 
     def _padded(self, table: torch.Tensor, batch: Batch, length: int) -> torch.Tensor:
-        """The rows' entries of a table (tokens, ·): (B, T, ·), zero behind a row's end."""
+        """Take the rows' entries of a table (tokens, ·): (B, T, ·), zero behind a row's end."""
         found = table.new_zeros(len(batch.rows), length, table.shape[1])
         for position, row in enumerate(batch.rows.tolist()):
             here, stop = int(self._starts[row]), int(self._starts[row + 1])

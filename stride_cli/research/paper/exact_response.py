@@ -35,7 +35,7 @@ def measure_exact(
     subsets: np.ndarray | None = None,
     batch_size: int = 8,
 ) -> np.ndarray:
-    """Loss change that steering towards each subset causes on each query.
+    """Measure the loss change that steering towards each subset causes on each query.
 
         y[q, k] = loss(base, q) − loss(steered by k, q)                        operators fitted by sgd
         y[q, k] = (loss(steered by −εk, q) − loss(steered by +εk, q)) / 2ε     closed form, ε = operators.step
@@ -100,7 +100,7 @@ def measure_exact(
 
 
 def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[float, float]:
-    """The largest ε at which central differences agree with the first-order response.
+    """Find the largest ε at which central differences agree with the first-order response.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
     seen: dict[tuple[int, int], float] = {}
 
     def agreement(number: int, *, enough: float = -1.0) -> float:
-        """Of a step, on the worst probe; those after one below `enough` are not looked at."""
+        """Measure a step on the worst probe; those after one below `enough` are not looked at."""
         operators.step, worst = _STEPS[number], 1.0
         for row in probes:
             if (number, row) not in seen:
@@ -130,7 +130,7 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
         return worst
 
     def at_most(number: int) -> float:
-        """What its agreement is by the probes that were looked at."""
+        """Bound the agreement of a step by the probes that were looked at."""
         return min((seen[number, row] for row in probes if (number, row) in seen), default=1.0)
 
     try:
@@ -196,12 +196,12 @@ class Entrance:
     def of(
         cls, steered: SteeredModel, ids: torch.Tensor, scored: torch.Tensor, targets: torch.Tensor
     ) -> Entrance:
-        """Of a sequence ids (1, T)."""
+        """Run a sequence ids (1, T) to where steering begins."""
         hidden, inputs = steered.entry_states(ids)
         return cls(hidden, None if inputs is None else inputs[:, scored], ids[:, scored], scored, targets)
 
     def run_through(self, steered: SteeredModel) -> Entrance:
-        """With what the blocks and the head say without steering."""
+        """Add what the blocks and the head say without steering."""
         final = steered.model.continue_from(self.hidden, steered.layer)[:, self.scored]
         return replace(self, unsteered=(final, steered.model.uncapped_logits(final).float()))
 
@@ -209,13 +209,13 @@ class Entrance:
 def _losses(
     steered: SteeredModel, entrance: Entrance, share: torch.Tensor, gates: list[torch.Tensor] | None
 ) -> torch.Tensor:
-    """Mean loss of each steered continuation over scored tokens, (B,) float64; gates None: unsteered."""
+    """Average the losses of each continuation over scored tokens, (B,) float64; gates None: unsteered."""
     losses = token_losses(steered, entrance, gates)
     return (losses.double() * share.double()).sum(dim=1)
 
 
 def token_losses(steered: SteeredModel, entrance: Entrance, gates: list[torch.Tensor] | None) -> torch.Tensor:
-    """Loss of each scored token in each steered continuation, (B, S) nats: float32, of few classes float64.
+    """Compute the loss of each scored token in each steered continuation, (B, S) nats.
 
     Parameters
     ----------
