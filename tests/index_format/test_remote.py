@@ -33,6 +33,7 @@ from index_format.reader import Index
 from index_format.remote import fetch_index
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter
+from tests.hub_server import only_hub
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -82,6 +83,12 @@ def index_path(tmp_path: Path, sample: Any) -> Path:
 pytestmark = pytest.mark.usefixtures("cache")
 
 
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Any]:
+    with only_hub(tmp_path / "hub") as hub:
+        yield hub
+
+
 def zipped(path: Path, target: Path, *, inside: str = "") -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(path.rglob("*")):
@@ -114,7 +121,7 @@ def s3(path: Path, request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize(
     "kind",
-    ["zip", "zip of a directory", "http", "memory", pytest.param("s3", marks=pytest.mark.slow)],
+    ["zip", "zip of a directory", "http", "memory", "hf", pytest.param("s3", marks=pytest.mark.slow)],
 )
 def test_everything_is_read_as_from_the_directory(request, kind, index_path, tmp_path, server, read_tree):
     if kind.startswith("zip"):
@@ -124,6 +131,12 @@ def test_everything_is_read_as_from_the_directory(request, kind, index_path, tmp
         remote = f"{server.url}/{index_path.name}/"
     elif kind == "s3":
         remote = s3(index_path, request)
+    elif kind == "hf":
+        pytest.importorskip("huggingface_hub")
+        hub = request.getfixturevalue("hub")
+        files = read_tree(index_path)
+        hub.commit("me/indexes", {f"run.stride/{name}": data for name, data in files.items()})
+        remote = "hf://datasets/me/indexes/run.stride"
     else:
         import fsspec
 
