@@ -166,7 +166,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
 
 
 def engine_option() -> Any:
-    """The option of where work is done that several workers share: see `stride_cli.training.engines`."""
+    """The option of where work is done that several workers share: see `stride_cli.parallel`."""
     about = "Processes of this machine, or tasks of a Ray cluster."
     return option("local", about, choices=("local", "ray"), listed=True, panel=MORE)
 

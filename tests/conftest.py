@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -146,19 +146,9 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def forked_spawners(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """What forks workers for this process need not import torch again; () → the workers that there are."""
-    from stride_cli.training import engines
-
-    spawners = prepared.spawners()
-    monkeypatch.setattr(engines, "subprocess", spawners)
-
-    def workers() -> list[int]:
-        alive = [spawner.pid for spawner in spawners.started if spawner.poll() is None]
-        found = [subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True) for pid in alive]
-        return [int(number) for each in found for number in each.stdout.split()]
-
-    return workers
+def living_workers() -> Callable[[], list[int]]:
+    """() → the workers that this process has."""
+    return lambda: [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
 @pytest.fixture(scope="session")

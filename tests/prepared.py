@@ -4,9 +4,7 @@ Most of a short command is the import of torch and transformers. Tests that star
 of examples/, the README's blocks) or kill one again and again start them here: each is a process of its own,
 with its own arguments, environment, directory, streams, signals and exit status, and only its imports are
 older than it is. That commands start by themselves, from nothing, is what test_app.py and
-test_installation.py are for. So do the processes that fork a command's workers (`engines.run_local`), unless
-the command has a session of its own, with which they have to end; and those of tests that ask for the fixture
-`forked_spawners`.
+test_installation.py are for.
 
     python -m tests.prepared SOCKET         listens there; ends when its stdin is closed
 """
@@ -24,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +32,7 @@ _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
     *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
     *("stride_cli.research.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
-    *("stride_cli.parallel", "stride_cli.training.engines", "stride_cli.training.jobs"),
+    *("stride_cli.parallel", "stride_cli.training.jobs"),
 )
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
@@ -119,29 +116,6 @@ def _ask(
     return Process(connection, line)
 
 
-def fork_spawners(address: str, server: int) -> Any:
-    """What `engines` is to have for `subprocess` so that its spawners are forked by the process `server`.
-
-    They are that one's children, end with it, and at the end of what is sent to them. ``started`` lists them.
-    """
-    started: list[Process] = []
-
-    def popen(line: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], stdin: int) -> Process:
-        assert stdin == subprocess.DEVNULL
-        _, option, code, descriptor, _ = line
-        assert [int(descriptor)] == list(pass_fds)
-        # the socket is its stdin, and its parent the server
-        started.append(_ask(address, [option, code, "0", str(server)], env, [pass_fds[0], 1, 2]))
-        return started[-1]
-
-    return SimpleNamespace(
-        Popen=popen,
-        DEVNULL=subprocess.DEVNULL,
-        TimeoutExpired=subprocess.TimeoutExpired,
-        started=started,
-    )
-
-
 _COLD = '#!/bin/sh\nexec {line} "$@"\n'
 
 
@@ -217,12 +191,6 @@ class Prepared:
             return _ask(self.address, line, given, streams, cwd=cwd, new_session=new_session)
         finally:
             os.close(nothing)
-
-    def spawners(self) -> Any:
-        """See `fork_spawners`; where nothing is forked, what `engines` has anyway."""
-        if not self.forks:
-            return SimpleNamespace(**vars(subprocess), started=[])
-        return fork_spawners(self.address, self._server.pid)
 
     def run(
         self,
@@ -364,9 +332,6 @@ def _run(request: Mapping[str, Any]) -> None:
 
     if request.get("new_session"):
         os.setsid()
-    else:
-        engines: Any = sys.modules["stride_cli.training.engines"]
-        engines.subprocess = fork_spawners(request["address"], os.getppid())
     for place, stream in enumerate(request["streams"]):
         os.dup2(stream, place)
         os.close(stream)

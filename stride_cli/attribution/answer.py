@@ -1,4 +1,4 @@
-"""What a query comes to: ranked documents, what was measured and recovered, what may be concluded."""
+"""The answer to a query: ranked documents, the measurement, the certificate, the verdict."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Answer:
         return frame(self.to_record())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, the response and its documents."""
+        """Render the answer for a notebook: the verdict, the response and its documents."""
         from stride_cli.formats.frames import html_table
 
         return html_table(self.to_record())

@@ -1,4 +1,4 @@
-"""Which document for which part of a response: influences on each scored token, which add up to those on all.
+"""Influences of documents on each scored token of a response, which add up to those on all.
 
 A response's loss is the mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
 read of a chunk from its own gradient (`direct.exact_products`):

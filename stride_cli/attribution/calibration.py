@@ -109,8 +109,10 @@ def readable_calibration(index: Index) -> NullAnswers | None:
 
 
 def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
-    """Losses and strengths of queries, at every length that their responses are cut to; where chunks are read
-    for them, without that too."""
+    """Measure losses and strengths of queries at every length that their responses are cut to.
+
+    Where chunks are read for them, strengths are measured without that too.
+    """
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
@@ -156,7 +158,7 @@ def _first_tokens(query: Query, count: int) -> Query:
 
 
 def _about(index: Index) -> dict[str, Any]:
-    """What a calibration holds for."""
+    """Name the operators and chunks that a calibration holds for."""
     return {"operators": index.group_digest("operators"), "index": index.digest}
 
 
@@ -222,7 +224,7 @@ def predicted_sums(
 
 
 def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
-    """What each model does without: (models, n) bool, a tenth of the documents each, none of them twice.
+    """Draw the chunks that each model does without: (models, n) bool, a tenth of the documents each.
 
     Raises
     ------
@@ -242,7 +244,7 @@ def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
 
 
 def responses_of(workspace: Workspace, removed: np.ndarray) -> QuerySet:
-    """What a scale is found by: whole chunks, or parts of them where a model may know them by heart."""
+    """Make the responses that a scale is fitted on: whole chunks, or parts where they may be memorised."""
     if not workspace.model.pretrained:
         return own_responses(workspace, removed)
     random = stream(workspace.seed, "scale lengths")
@@ -272,7 +274,7 @@ def _responses(
     outside: int,
     of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> QuerySet:
-    """What `of` makes of chunks (ids, weights): so many of each removed part, and of what is in none."""
+    """Make queries by `of` from chunks (ids, weights): so many of each removed part, and of the rest."""
     from stride_cli.data.query_set import QuerySet
 
     random = stream(workspace.seed, "scale responses")

@@ -1,4 +1,4 @@
-"""How queries are measured and recovered unless told otherwise, by how the operators were fitted."""
+"""Defaults of measurement and recovery, by how the operators were fitted."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _A_PASS = 6  # operations for each token and parameter, forward and backward
 
 
 def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: str | None) -> dict[str, Any]:
-    """How queries are measured and recovered unless told otherwise: lambda_ratio, intercept, measure,
-    shrinkage (None: weights stay what the Lasso made them), and redundancy (of estimated chunks)."""
+    """Return the defaults of an index: lambda_ratio, intercept, measure, shrinkage (None: weights stay the
+    Lasso's), and redundancy (of estimated chunks)."""
     paper = recipe == "paper"
     usual = DEFAULT_LAMBDA_RATIO[fit]
     if fit == "closed" and not model.pretrained:
@@ -49,7 +49,7 @@ def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: 
 
 
 def default_reads(workspace: Workspace, operators: Sequence[Operators]) -> int:
-    """How many chunks a query reads unless told otherwise: as many as take a few seconds, at most 200.
+    """Count the exact gradients of a query by default: as many as take a few seconds, at most 200.
 
     It depends on the model, the corpus and the kind of device, and on nothing that is measured: the same
     query has the same answer. 0 where that were fewer than 10, and where operators do not allow it.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exact:
-    """What a query's candidates say of it by their own gradients.
+    """Exact products of a query's candidates with it, by their own gradients.
 
     Attributes
     ----------

@@ -163,7 +163,7 @@ class Estimate:
 
     @property
     def whole(self) -> bool:
-        """Whether every chunk has a projection."""
+        """True where every chunk has a projection."""
         return self.of.asked is not None and len(self.of.asked.projections) >= self.n_chunks
 
     @property
@@ -172,7 +172,7 @@ class Estimate:
 
     @property
     def _spread(self) -> float:
-        """What u − mean is divided by for a variance of 1 over all n chunks."""
+        """The standard deviation of u over all n chunks, those without a projection at the mean."""
         if not self._varied:
             return 1.0
         covered = len(self.asked.projections) / max(1, self.n_chunks)
@@ -228,7 +228,7 @@ class Estimate:
         return part
 
     def odds(self, exact: Exact, margins: np.ndarray) -> np.ndarray | None:
-        """How likely each chunk that was read was to be, over the errors of the projections.
+        """Return the probability that each candidate had of being chosen, over the errors of the projections.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class Estimate:
 
 
 class Shared:
-    """What near-duplicates have in common in the influences of one query: V (Λ / (Λ + ridge + 1)) Vᵀ w."""
+    """The credit that near-duplicates share in the influences of one query: V (Λ / (Λ + ridge + 1)) Vᵀ w."""
 
     def __init__(self, directions: Redundancy, weights: np.ndarray) -> None:
         self._directions, self._weights = directions, weights
@@ -285,15 +285,15 @@ class Shared:
         return cls(directions, total * directions.values / (directions.values + ridge + 1.0))
 
     def __getitem__(self, chunks: slice | np.ndarray, /) -> np.ndarray:
-        """Of a range of chunks or of given ones, float64; the mean over all is 0, as that of influences."""
+        """Return it for a range of chunks or for given ones, float64; the mean over all chunks is 0."""
         own, weights = self._directions, self._weights
         found = np.asarray(own.vectors[chunks]) @ weights.astype(np.float32) - own.means @ weights
         return np.asarray(found, np.float64)
 
 
 class _Looked(NamedTuple):
-    """Of a range of chunks, (t,) float64 each: estimates without what is shared, the standard deviations of
-    their errors, what pairs predict, posterior means."""
+    """A range of chunks, (t,) float64 each: estimates without shared credit, the standard deviations of their
+    errors, what pairs predict, posterior means."""
 
     values: np.ndarray
     spread: np.ndarray
@@ -407,11 +407,11 @@ class Posteriors:
         return exact.influences if self.shared is None else exact.influences - self.shared[exact.chunks]
 
     def kept(self, without: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the chunks that are not among those, (t,) ascending: which count, and what for.
+        """Return posterior means of the unread chunks; of a large corpus the largest 131,072.
 
         Parameters
         ----------
-        without : (t,) int64 ascending
+        without : (t,) int64 ascending      the chunks that were read
         thresholds : (m,) float64
 
         Returns
@@ -438,7 +438,7 @@ class Posteriors:
     def _above(
         self, values: np.ndarray, spread: np.ndarray, predicted: np.ndarray, thresholds: np.ndarray
     ) -> np.ndarray:
-        """How many of these are to be expected above each threshold."""
+        """Count how many of these are to be expected above each threshold."""
         if not len(thresholds):
             return np.zeros(0)
         least = thresholds.min()
@@ -458,8 +458,8 @@ class Posteriors:
 
 
 def _slope(values: np.ndarray, spread: np.ndarray, scores: np.ndarray) -> float:
-    """Of a line through values with these errors, over scores; shrunk by how well it is known (positive-part
-    James-Stein): of a slope within its standard error nothing is left."""
+    """Fit a line through values with these errors, over scores, and shrink its slope by how well it is known
+    (positive-part James-Stein): of a slope within its standard error nothing is left."""
     variances = np.square(spread)
     # where every chunk was read there are no errors
     weights = 1.0 / (variances + variances.mean()) if variances.any() else np.ones(len(values))

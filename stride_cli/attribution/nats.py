@@ -1,4 +1,4 @@
-"""What influences are in nats: measured on models that are trained again without a part of the corpus.
+"""Influences in nats: scales fitted on models that were trained again without a part of the corpus.
 
 Of a fine-tuned model (`Scale`),
 
@@ -37,7 +37,7 @@ _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of
 
 
 class Nats(Protocol):
-    """What influences are in nats, and how sure that is.
+    """The scale from influences to nats, and how sure it is.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How influences are found, and how a query is answered."""
+"""Options of recovery, queries, workers, formats and calibration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PASSAGES = ("carrying", "like", "none")
 
 @dataclass(frozen=True)
 class RecoveryOptions(Options):
-    """How influences are found; None means "as the operators' fit asks for".
+    """Options of measurement and recovery; None means "as the operators' fit asks for".
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class RecoveryOptions(Options):
 
 @dataclass(frozen=True)
 class QueryOptions(RecoveryOptions):
-    """How a query is answered; beside how influences are found:
+    """Options of a query; beside those of recovery:
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class QuestionOptions(Options):
 
 @dataclass(frozen=True)
 class InputOptions(Options):
-    """What becomes of a prompt, or an item of a benchmark, that cannot be read or answered.
+    """Options for a prompt, or an item of a benchmark, that cannot be read or answered.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class InputOptions(Options):
 
 @dataclass(frozen=True)
 class SharingOptions(Options):
-    """Who answers; the answers are the same, but for rounding.
+    """Options of workers; their answers are the same, but for rounding.
 
     Attributes
     ----------
@@ -168,13 +168,13 @@ class SharingOptions(Options):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes are to answer."""
+        """True where other processes are to answer."""
         return self.engine != "local" or (self.workers or 1) > 1
 
 
 @dataclass(frozen=True)
 class FormatOptions(Options):
-    """How answers are written.
+    """Options of the output.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class FormatOptions(Options):
 
 @dataclass(frozen=True)
 class CalibrationOptions(Options):
-    """What answers are held against.
+    """Options of calibration.
 
     Attributes
     ----------

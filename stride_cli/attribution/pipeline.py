@@ -42,7 +42,7 @@ _OF_MEMORY = 8  # the share of memory that their gradients may take where that i
 
 @dataclass(frozen=True)
 class Settings:
-    """What `RecoveryOptions` come to for an index and its operators.
+    """`RecoveryOptions` resolved for an index and its operators.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Settings:
 
     @property
     def looks_at_chunks(self) -> bool:
-        """Whether influences are not the Lasso's alone."""
+        """False where influences are the Lasso's alone."""
         return bool(self.reads) or self.estimated
 
     def subsets_alone(self) -> Settings:
@@ -127,7 +127,7 @@ class Settings:
         return replace(self, reads=0, estimated=False, redundancy=0.0)
 
     def like(self, other: Settings) -> bool:
-        """Whether influences are the same, up to how exactly they are measured and read."""
+        """Tell whether influences are the same, up to how exactly they are measured and read."""
         return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
             other.lasso,
             other.estimated,
@@ -151,7 +151,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How the K subsets answer Q queries, y, and the design that explains it, M.
+    """The answers of K subsets to Q queries, y, and the design that explains them, M.
 
     Attributes
     ----------
@@ -175,14 +175,14 @@ class Measurement:
     scale: Any = 1.0
 
     def take(self, rows: slice | np.ndarray) -> Measurement:
-        """Those of some queries."""
+        """Return the measurement of some queries."""
         scale = self.scale[..., rows] if isinstance(self.scale, np.ndarray) else self.scale
         return replace(
             self, responses=self.responses[rows], y=self.y[rows], losses=self.losses[rows], scale=scale
         )
 
     def of_query(self, query: int) -> Measurement:
-        """One query's."""
+        """Return the measurement of one query."""
         return self.take(slice(query, query + 1))
 
 
@@ -425,7 +425,7 @@ class Pipeline:
         yield self, measurement
 
     def unread(self, solution: Solution) -> Solution:
-        """What the Lasso alone makes of the same measurement."""
+        """Return the influences by the Lasso alone, of the same measurement."""
         return self.settings.subsets_alone().shrunk(solution.lasso or solution)
 
 
@@ -484,7 +484,7 @@ def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings
 
 
 def _recall(estimate: Estimate, exact: Exact, shown: np.ndarray, above: np.ndarray | None) -> Recall | None:
-    """How many of the strongest chunks were read; None where nothing is known of estimates' errors."""
+    """State how many of the strongest chunks were read; None where errors of estimates are not known."""
     from stride_cli.recovery.recall import stated_recall
 
     odds = estimate.odds(exact, exact.candidates.margins)

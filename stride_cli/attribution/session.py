@@ -8,7 +8,7 @@ place.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -170,11 +170,10 @@ class Session:
         response: str | None = None,
         span: str | None = None,
         instead: str | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> Answer:
-        """Which training documents made the model continue ``prompt`` this way?
+        """Find the training documents that made the model continue ``prompt`` this way.
 
-        Of a classifier: which training rows made it give an example its label?
+        Of a classifier: the training rows that made it give an example its label.
 
         Parameters
         ----------
@@ -195,7 +194,7 @@ class Session:
         QueryError, NumericalError
         """
         asked = {"prompt": prompt, "response": response, "span": span, "instead": instead}
-        return next(self.query_all([asked], options, together=1, clock=clock))
+        return next(self.query_all([asked], options, together=1))
 
     def query_pooled(
         self,
@@ -204,7 +203,7 @@ class Session:
         *,
         add: str | None = None,
     ) -> Answer:
-        """Which documents made the model answer all of these prompts so?
+        """Find the documents that made the model answer all of these prompts so.
 
         Parameters
         ----------
@@ -242,11 +241,9 @@ class Session:
                 {"prompt": query} for query in queries[start : start + _together(pipeline)]
             ]
             with progress("asking the model"):
-                asked = [_raised(each) for each in self._measured(pipeline, some, options, time.perf_counter)]
-            found += [_raised(each) for each in self._found(pipeline, asked, time.perf_counter)]
-        return replace(
-            self._answer(pipeline, options, _as_one(pipeline, one, found), time.perf_counter), added=add
-        )
+                asked = [_raised(each) for each in self._measured(pipeline, some, options)]
+            found += [_raised(each) for each in self._found(pipeline, asked)]
+        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
@@ -268,7 +265,6 @@ class Session:
         options: QueryOptions | None = None,
         *,
         together: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> Iterator[Answer]:
         """`query` of one prompt after the other; chunks are read for several of them in one pass.
 
@@ -282,7 +278,7 @@ class Session:
         ------
         QueryError, NumericalError      once all that came before has been answered
         """
-        for outcome in self.outcomes(prompts, options, together=together, clock=clock, stop=True):
+        for outcome in self.outcomes(prompts, options, together=together, stop=True):
             yield _raised(outcome)
 
     def outcomes(
@@ -291,7 +287,6 @@ class Session:
         options: QueryOptions | None = None,
         *,
         together: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         stop: bool = False,
     ) -> Iterator[Answer | StrideError]:
         """`query_all`, in which one bad prompt does not stop the others: one outcome for each, in order.
@@ -317,12 +312,12 @@ class Session:
             if not taken:
                 break
             with progress("asking the model"):
-                asked = self._measured(pipeline, taken, options, clock)
+                asked = self._measured(pipeline, taken, options)
             if stop:
                 bad = next((place for place, each in enumerate(asked) if isinstance(each, StrideError)), None)
                 if bad is not None:
                     asked, ended = asked[: bad + 1], True
-            for outcome in self._answers(pipeline, asked, options, clock):
+            for outcome in self._answers(pipeline, asked, options):
                 yield outcome
                 if stop and isinstance(outcome, StrideError):
                     return
@@ -336,20 +331,19 @@ class Session:
         pipeline: Pipeline | Several,
         prompts: Sequence[Mapping[str, Any] | StrideError],
         options: QueryOptions,
-        clock: Callable[[], float],
     ) -> list[_Asked | StrideError]:
         """Prompts' responses, and how the subsets answer them: of all together, where nothing hinders it."""
-        start = clock()
+        start = time.perf_counter()
         built = iter(self.build([each for each in prompts if not isinstance(each, StrideError)], options))
         asked = sum(not isinstance(each, StrideError) for each in prompts)
         queries = [each if isinstance(each, StrideError) else next(built) for each in prompts]
-        generated = clock()
+        generated = time.perf_counter()
         good = [query for query in queries if not isinstance(query, StrideError)]
         measured = iter(self._measured_queries(pipeline, good, check=options.check))
         found = [each if isinstance(each, StrideError) else next(measured) for each in queries]
         seconds = {
             "generate": (generated - start) / max(1, asked),
-            "measure": (clock() - generated) / max(1, len(good)),
+            "measure": (time.perf_counter() - generated) / max(1, len(good)),
         }
         return [
             each if isinstance(each, StrideError) else replace(each, seconds=dict(seconds)) for each in found
@@ -405,27 +399,25 @@ class Session:
 
     # ---- 2. influences are found ----
 
-    def _found(
-        self, pipeline: Pipeline | Several, asked: Sequence[_Asked], clock: Callable[[], float]
-    ) -> list[_Asked | StrideError]:
+    def _found(self, pipeline: Pipeline | Several, asked: Sequence[_Asked]) -> list[_Asked | StrideError]:
         """Find influences on measured prompts together; fall back to one at a time if one fails."""
         from stride_cli.data.query_set import QuerySet
 
         if not asked:
             return []
-        start = clock()
+        start = time.perf_counter()
         reached: dict[str, float] = {}
         try:
             solutions = pipeline.influences(
                 QuerySet.from_queries([each.query for each in asked]),
                 [each.batch for each in asked],
                 _stacked([each.measurement for each in asked]),
-                reached=lambda stage: reached.__setitem__(stage, clock()),
+                reached=lambda stage: reached.__setitem__(stage, time.perf_counter()),
             )
         except OF_A_PROMPT as error:
             if len(asked) == 1:
                 return [error]
-            return [found for each in asked for found in self._found(pipeline, [each], clock)]
+            return [found for each in asked for found in self._found(pipeline, [each])]
         spent = {"recover": reached["recover"] - start}
         if pipeline.settings.looks_at_chunks:
             spent["read"] = reached["read"] - reached["recover"]
@@ -443,19 +435,18 @@ class Session:
         pipeline: Pipeline | Several,
         asked: Sequence[_Asked | StrideError],
         options: QueryOptions,
-        clock: Callable[[], float],
     ) -> Iterator[Answer | StrideError]:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
             good = [each for each in asked if not isinstance(each, StrideError)]
-            found = iter(self._found(pipeline, good, clock))
+            found = iter(self._found(pipeline, good))
         for each in asked:
             outcome = each if isinstance(each, StrideError) else next(found)
             if isinstance(outcome, StrideError):
                 yield outcome
                 continue
             try:
-                answer = self._answer(pipeline, options, outcome, clock)
+                answer = self._answer(pipeline, options, outcome)
             except OF_A_PROMPT as error:
                 yield error
             else:
@@ -466,12 +457,11 @@ class Session:
         pipeline: Pipeline | Several,
         options: QueryOptions,
         asked: _Asked,
-        clock: Callable[[], float],
     ) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
-        from stride_cli.attribution.hit_passages import row_labels
+        from stride_cli.attribution.passages import row_labels
 
-        query, measured, solution, start = asked.query, asked.measurement, asked.solution, clock()
+        query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
         settings, default = pipeline.settings, self.pipeline()
         supporters, opposers = rank(
@@ -501,7 +491,7 @@ class Session:
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
             if scale is not None and not (scale.sure and like):
                 scale = None
-        ended = clock()
+        ended = time.perf_counter()
         return Answer(
             query=query,
             loss=float(measured.losses[0]),
@@ -608,19 +598,19 @@ class Session:
     def _carrying(
         self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
     ) -> dict[int, str]:
-        from stride_cli.attribution.hit_passages import carrying_passages
+        from stride_cli.attribution.passages import carrying_passages
 
         return carrying_passages(self.steered[0], self.workspace, query, responses, hits, batch)
 
     def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
-        """Of each chunk, but for those `known`, the sentence most like the query."""
-        from stride_cli.attribution.hit_passages import likest_passages
+        """Find the sentence most like the query in each chunk, but for those `known`."""
+        from stride_cli.attribution.passages import likest_passages
 
         return likest_passages(self.workspace, query, chunks, known)
 
 
 def _together(pipeline: Pipeline | Several, most: int | None = None) -> int:
-    """How many prompts are asked in one pass: alone, where no chunks are read for them."""
+    """Count the prompts of one pass: one where no chunks are read for them."""
     return min(most or TOGETHER, pipeline.together) if pipeline.settings.reads else 1
 
 
@@ -649,7 +639,7 @@ def _stacked(measured: Sequence[Measurement]) -> Measurement:
 
 
 def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -> _Asked:
-    """What several prompts, each asked alone, come to together: what supports any of them is added up.
+    """Join several prompts, each asked alone: what supports any of them is added up.
 
     Measurements are means, without those of tokens that responses are compared with. The certificate is that
     of the prompt whose own is weakest; of several recoveries no recall is told, and no residual, so that no

@@ -37,7 +37,7 @@ def shared_pairs(
 def pair_scores(
     queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
 ) -> PairScores:
-    """How much every chunk shares with every query:
+    """Score every chunk by the pairs that it shares with every query:
 
         score_i = Σ_g  count_g(query) · count_g(i) / (count_g(corpus) + smoothing),
 
@@ -68,7 +68,7 @@ def pair_scores(
 
 @dataclass(frozen=True)
 class PairScores:
-    """What chunks share with Q queries: see `pair_scores`.
+    """Pairs that chunks share with Q queries: see `pair_scores`.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class PairScores:
 
 @dataclass(frozen=True)
 class QueryPairs:
-    """What chunks share with one query.
+    """Pairs that chunks share with one query.
 
     Attributes
     ----------
@@ -118,12 +118,12 @@ class QueryPairs:
 
     @property
     def varied(self) -> bool:
-        """Whether they are not all the same."""
+        """False where all scores are the same."""
         return self.deviation > 0
 
     @property
     def spread(self) -> float:
-        """What scores are divided by to have variance 1."""
+        """The standard deviation of the scores; 1 where all are the same."""
         return self.deviation or 1.0
 
     def standard(self, rows: slice | np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What may be concluded from an answer: clear, weak, or the model is guessing.
+"""Verdicts on answers: clear, weak, or the model is guessing.
 
 An answer is held against those to prompts about which the corpus says nothing (`nulls`). Two things
 are compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
@@ -31,7 +31,7 @@ LENGTHS = (1, 4, 16)  # scored tokens: of a short response the model is sure by 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What may be concluded from an answer.
+    """The verdict on an answer, and the p-values that it goes by.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class NullAnswers:
-    """What m null prompts' answers came to.
+    """Losses and strengths of the answers to m null prompts.
 
     Attributes
     ----------
@@ -122,8 +122,7 @@ class NullAnswers:
 
 
 def _allowed(losses: np.ndarray, strengths: np.ndarray) -> int:
-    """How many of count + 1 answers, itself among them, may be as sure as a clear one, and how many as
-    strong."""
+    """Count how many of count + 1 answers may be as sure, and how many as strong, as a clear one."""
     surer = (losses[None, :] <= losses[:, None]).sum(axis=1)
     stronger = (strengths[None, :] >= strengths[:, None]).sum(axis=1)
     both = np.sort(np.maximum(surer, stronger))

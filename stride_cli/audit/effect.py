@@ -98,10 +98,10 @@ def share_effects(
     lambda_ratio: float | None = None,
 ) -> Iterator[Effect]:
     """Do `measure_effects` by several processes, each with the index open for itself; in the same blocks."""
-    from stride_cli.attribution.sharing import SessionWorker, shared_out
+    from stride_cli.attribution.sharing import SessionWork, shared_out
 
     task = partial(_block_effects, lambda_ratio=lambda_ratio)
-    for effects in shared_out(SessionWorker(place, task), _blocks(samples, candidates), sharing):
+    for effects in shared_out(SessionWork(place, task), _blocks(samples, candidates), sharing):
         yield from effects
 
 

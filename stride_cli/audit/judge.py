@@ -313,7 +313,7 @@ def _lexical(
     session: Session, item: Sample, words: _Words, contained: tuple[float, int], offsets: np.ndarray
 ) -> LexicalEvidence:
     """`contained` is as `most_contained` has it."""
-    from stride_cli.recovery.passages import best_passage
+    from stride_cli.attribution.passages import best_passage
 
     index, decode = session.index, session.model.tokenizer.decode
     overlap, ranked = words.overlap, words.ranked

@@ -181,8 +181,8 @@ def _passage(hit: HitRecord, query: str) -> Text:
     """The passage with the words of the query marked."""
     from rich.text import Text
 
+    from stride_cli.attribution.passages import matching_spans
     from stride_cli.characters import printable
-    from stride_cli.recovery.passages import matching_spans
 
     passage = printable(hit["passage"])
     text = Text(passage)

@@ -1,4 +1,4 @@
-"""What the subsets' responses say of chunks of which something is known already.
+"""Condition estimates of chunks on the subsets' responses.
 
 Projections, and what was read, say of each chunk what its influence is, up to an error; the K responses say
 what the chunks of each subset add up to, all but exactly. Of Gaussian errors of known sizes,
@@ -34,7 +34,7 @@ _LEAST_NOISE, _ROUNDED = 1e-3, 1e-4
 
 
 def tell(n_chunks: int, n_subsets: int) -> bool:
-    """Whether so many subsets say enough of single chunks to be asked."""
+    """Tell whether so many subsets say enough of single chunks to be asked."""
     return n_chunks <= min(_MOST, _MOST_A_SUBSET * n_subsets)
 
 

@@ -35,7 +35,7 @@ _TOPS = np.uint64(0x8000_8000_8000_8000)
 
 @compiled
 def at_place_kernel(scores, place):
-    """What is at `place` once the scores are sorted, which it moves about: quickselect.
+    """Find the score at `place` in sorted order by quickselect; the scores are moved about.
 
     As `np.partition` finds it, which takes numba seconds to compile and half a second to load.
     """
@@ -393,7 +393,7 @@ def descend_kernel(rows, weights, residual, penalty, centred, nonneg, order, n_e
 
 @compiled(parallel=True)
 def neighbours_kernel(columns, masks, counts, bounds):
-    """How many columns share at least d − 1 subsets with each of up to 64 wanted ones (each itself included).
+    """Count the columns that share at least d − 1 subsets with each of up to 64 wanted ones, itself included.
 
     Bit t of `masks[k]` says that wanted column t is in subset k, so one pass serves all of them: a column is
     a neighbour of t when bit t is missing from at most one of its d masks.

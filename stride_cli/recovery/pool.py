@@ -208,7 +208,7 @@ class Pool:
             self.weights, self.residual = before
 
     def settle(self, penalty: Penalty, goal: float) -> bool:
-        """Where the residual does not prove the gap over the pool ≤ goal, solve for the support's weights;
+        """If the residual does not prove the gap over the pool ≤ goal, solve for the support's weights;
         whether that changed them for the better.
 
         Newton steps end as soon as their own dual point proves it; a pass over all columns knows only the
@@ -303,12 +303,12 @@ def _dual(product: float, squares: float, lambda_: float, largest: float) -> flo
 
 
 def nonzero(values: np.ndarray) -> np.ndarray:
-    """Where values (N,) are not zero, ascending; np.flatnonzero of numbers takes five times as long."""
+    """Find values (N,) that are not zero, ascending; np.flatnonzero of numbers takes five times as long."""
     return np.flatnonzero(values != 0.0)
 
 
 def positions(ascending: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where those of `wanted` that occur in `ascending` (distinct values) are."""
+    """Find those of `wanted` that occur in `ascending` (distinct values)."""
     at = np.searchsorted(ascending, wanted)
     inside = at < len(ascending)
     at, wanted = at[inside], wanted[inside]

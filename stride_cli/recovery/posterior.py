@@ -1,4 +1,4 @@
-"""What estimates of known error say, once it is known how their true values are distributed.
+"""Posterior means of values that are estimated with errors of known size (empirical Bayes).
 
 Of many chunks each has an estimate with an error of its own, Gaussian and of known size. In units of that
 error the true values are taken to come from a mixture of normals of one centre and many widths, learnt from
@@ -80,7 +80,7 @@ class Posterior:
         return np.interp(np.asarray(estimates, np.float64) - self.centre, self.at, self.variance)
 
     def above(self, estimates: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-        """How likely each true value is to be above its threshold, (n,): both in units of the error."""
+        """Return the probability of each true value above its threshold, (n,): both in units of the error."""
         from scipy.special import ndtr  # takes a tenth of a second to import
 
         away = np.asarray(estimates, np.float64)[:, None] - self.centre
@@ -100,7 +100,7 @@ class Posterior:
 
 
 def _shared_out(values: np.ndarray, counts: np.ndarray, reach: float) -> np.ndarray:
-    """How much lies at each of the places between −reach and reach, (c + 1,): a value counts at both places
+    """Weigh the places between −reach and reach, (c + 1,): a value counts at both places
     beside it, by how near it is, so that rounding moves next to nothing."""
     places = (values + reach) * (_CELLS / (2.0 * reach))
     low = np.clip(np.floor(places).astype(np.int64), 0, _CELLS - 1)

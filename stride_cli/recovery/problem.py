@@ -77,7 +77,7 @@ def dense(found: Sequence[Solution], dtype: type = np.float64) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LassoSettings:
-    """What every query of a batch has in common.
+    """Settings of the Lasso, the same for every query of a batch.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Problem:
 
     @property
     def wanted(self) -> int:
-        """How many columns the next pass should collect."""
+        """Columns that the next pass should collect."""
         return max(
             _COLLECT[int(self.settings.lambda_ratio < _SMALL)], _COLLECT_SUBSETS * self.design.n_subsets
         )
@@ -257,7 +257,7 @@ class Problem:
                 self.done = self._proven()
 
     def _proven(self) -> bool:
-        """Whether what the last pass saw proves the gap over all n columns small enough, without another.
+        """Try to prove from what the last pass saw that the gap over all n columns is small enough.
 
         A column that it left out scored less than `complete` at r₀, the residual of that time. Now it scores
         |m · r| ≤ |m · r₀| + |m · (r − r₀)|, whose last term is a sum of d entries of r − r₀: no more than the
@@ -298,7 +298,7 @@ class Problem:
         return most if self.settings.nonneg else max(most, -float(ordered[:degree].sum()))
 
     def _certify(self, found: Candidates, floor: float) -> bool:
-        """Whether the gap over all n columns is small enough; keeps the best lower bound of all passes."""
+        """Tell whether the gap over all n columns is small enough; keep the best lower bound of all passes."""
         assert self.penalty is not None
         largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
         certificate = self.pool.certify(self.penalty, largest)

@@ -152,7 +152,7 @@ def strongest_document(solution: Solution, chunk_document: Any) -> float:
 
 
 def count_neighbours(columns: Any, chunk_ids: np.ndarray | Sequence[int]) -> np.ndarray:
-    """How many other chunks share at least d − 1 subsets with each given one (d = 1: the subset): (len,)
+    """Count the other chunks that share at least d − 1 subsets with each given one (d = 1: the subset): (len,)
     int64.
 
     One pass over the columns (n, d) for every 64 chunks.

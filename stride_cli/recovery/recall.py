@@ -1,4 +1,4 @@
-"""How many of the strongest chunks have been read: a bound that holds at a stated confidence.
+"""Recall: a bound on how many of the strongest chunks were read, at a stated confidence.
 
 What is read is what estimates rank highest, and of projections' estimates the errors are known: Gaussian, of
 a size that every chunk and query tells. So of a chunk that was read it can be said how likely it was to be:
@@ -44,7 +44,7 @@ class Recall:
 
 
 def counts_others(n_read: int, top: int = TOP) -> bool:
-    """Whether so few chunks are read that those that are not are counted too."""
+    """Tell whether so few chunks are read that those that are not are counted too."""
     return n_read < _FEW * top
 
 
@@ -57,7 +57,7 @@ def stated_recall(
     top: int = TOP,
     confidence: float = CONFIDENCE,
 ) -> Recall:
-    """What can be said of the strongest chunks, read or not, from those that were.
+    """State how many of the strongest chunks, read or not, are among those that were read.
 
     The next one below the top counts as well: that there is a tenth, and no more, is known only because it
     was found.
@@ -91,7 +91,7 @@ def stated_recall(
 
 
 def _poisson(most: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Of each, how likely a Poisson number of that mean is to be so small."""
+    """Return the probability of a Poisson number of that mean to be so small, of each."""
     from scipy.special import pdtr  # takes a tenth of a second to import
 
     found: np.ndarray = pdtr(most, mean)

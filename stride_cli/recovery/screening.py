@@ -301,7 +301,7 @@ def _outputs(shape: tuple[int, ...], slots: int) -> tuple[np.ndarray, ...]:
 
 
 def _gather(out: tuple[np.ndarray, ...], starts: np.ndarray, floor: float) -> Candidates:
-    """What the lanes found, whose first columns are `starts`."""
+    """Gather what the lanes found, whose first columns are `starts`."""
     lane_ids, lane_values, counts, dropped, largest = out
     if (counts < 0).any():
         raise _damaged()

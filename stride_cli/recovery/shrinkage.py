@@ -17,7 +17,7 @@ from stride_cli.recovery.problem import Solution
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """How weights are shrunk.
+    """The shrinkage of small weights.
 
     Attributes
     ----------

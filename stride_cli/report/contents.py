@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.carriers import carried_by, direction_of, token_influence, token_spans
+from stride_cli.attribution.passages import carried_by, direction_of, token_influence, token_spans
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer

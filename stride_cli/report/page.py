@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
-from stride_cli.recovery.passages import matching_spans
 from stride_cli.report.contents import ShownAnswer, ShownHit, strongest_hit
 from stride_cli.report.drawing import asset, html_page, write_whole
 from stride_cli.report.explanation import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from stride_cli.recovery.passages import words
+from stride_cli.attribution.passages import words
 
 # as of `passages.words`, with its place
 _WORD = re.compile(r"\w+")

@@ -107,7 +107,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
 
 def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
     """Cut the response at its tokens; one piece where the tokenizer does not give it back."""
-    from stride_cli.attribution.carriers import token_spans
+    from stride_cli.attribution.passages import token_spans
 
     text, spans = token_spans(session.model.tokenizer, answer.query.ids)
     response = answer.query.response
@@ -165,7 +165,7 @@ def document_record(
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
     """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
-    from stride_cli.attribution.carriers import carried_by, direction_of, token_influence
+    from stride_cli.attribution.passages import carried_by, direction_of, token_influence
 
     solution = answer.influences
     weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))

@@ -103,7 +103,7 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     import numpy as np
 
     from stride_cli.api import QueryOptions, Session
-    from stride_cli.attribution.carriers import direction_of, token_influence
+    from stride_cli.attribution.passages import direction_of, token_influence
     from stride_cli.operators.gradients import gate_gradients
 
     session = Session.open(workspace / "run.stride")

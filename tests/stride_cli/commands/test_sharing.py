@@ -11,54 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stride_cli.attribution import sharing
-from stride_cli.attribution.options import SharingOptions
-from stride_cli.attribution.sharing import in_parts, shared_out
-from stride_cli.training import engines
 from tests.stride_cli.commands.conftest import one_is_killed
 
 SUBJECTS = ("war", "treaty", "king", "city", "revolution", "empire", "wall", "battle")
-
-
-@given(st.integers(0, 40), st.integers(1, 5), st.randoms())
-def test_answers_are_in_order_and_jobs_are_taken_as_they_are_needed(
-    count: int, workers: int, random: Any
-) -> None:
-    taken: list[int] = []
-
-    def jobs() -> Iterator[int]:
-        for number in range(count):
-            taken.append(number)
-            yield number
-
-    def engine(worker: Any, groups: Any, workers: int) -> Iterator[tuple[int, Any]]:
-        """As many at once as there are workers, which end in any order."""
-        running: list[int] = []
-        given = 0
-        while given < len(groups) or running:
-            while given < len(groups) and len(running) < workers:
-                running.append(given)
-                given += 1
-            number = running.pop(random.randrange(len(running)))
-            yield number, [10 * job for job in groups[number]]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "open_engine", lambda name: engine)
-        found = []
-        for answer in shared_out(None, jobs(), SharingOptions(workers=workers)):  # type: ignore[arg-type]
-            found.append(answer)
-            assert len(taken) <= len(found) + (1 + sharing._HELD) * sharing._AHEAD * workers + workers
-    assert found == [10 * number for number in range(count)]
-
-
-@given(st.integers(0, 20), st.integers(1, 7))
-def test_parts_are_all_of_it(count: int, size: int) -> None:
-    parts = list(in_parts(iter(range(count)), size))
-    assert [each for part in parts for each in part] == list(range(count))
-    assert all(len(part) == size for part in parts[:-1])
 
 
 @pytest.fixture
@@ -107,32 +63,26 @@ def _close(found: Any, expected: Any, least: float) -> None:
         assert found == expected
 
 
-def test_shares_are_answered_as_all_together_are(
-    run: Callable[..., Any], line: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("workers_here")
+def test_shares_are_answered_as_all_together_are(run: Callable[..., Any], line: str, prompts: Path) -> None:
     """By this process, one share after the other."""
     prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:3]))
     alone = run(line)
-    monkeypatch.setattr(engines, "open_engine", lambda name: here)
     shared = run(f"{line} --workers 2")
     assert shared.code == 0, shared.err
     same(shared.records, alone.records)
 
 
-def here(worker: Any, groups: Any, workers: int | None) -> Any:
-    return engines.run_local(worker, groups, 1)
-
-
 @pytest.mark.slow
 def test_workers_answer_as_one_process_does(
-    run: Callable[..., Any], line: str, forked_spawners: Callable[[], list[int]], prompts: Path
+    run: Callable[..., Any], line: str, living_workers: Callable[[], list[int]], prompts: Path
 ) -> None:
     alone, two, three = run(line), *(run(f"{line} --workers {workers}") for workers in (2, 3))
     assert two.code == three.code == 0, two.err + three.err
     assert [record["id"] for record in two.records] == list(SUBJECTS)
     assert exact(two.records) == exact(three.records)  # the same shares, whoever has them
     same(two.records, alone.records)
-    assert forked_spawners() == []
+    assert living_workers() == []
     # a bad one ends the command after those before it, or is recorded in its place
     lines = prompts.read_text().splitlines()
     lines[3] = "[1]"
@@ -163,7 +113,7 @@ def test_what_cannot_be_shared_is_refused(run: Callable[..., Any], workspace: Pa
 
 
 def test_what_a_worker_raises_is_told(
-    run: Callable[..., Any], line: str, workspace: Path, forked_spawners: Callable[[], list[int]]
+    run: Callable[..., Any], line: str, workspace: Path, living_workers: Callable[[], list[int]]
 ) -> None:
     result = run(f"{line} --workers 2 --model {workspace}/nowhere")
     assert result.code == 2 and "nowhere" in result.err and "worker" not in result.err
@@ -171,7 +121,7 @@ def test_what_a_worker_raises_is_told(
 
 @pytest.mark.slow
 def test_an_audit_by_workers_is_that_of_one_process(
-    run: Callable[..., Any], workspace: Path, tmp_path: Path, forked_spawners: Callable[[], list[int]]
+    run: Callable[..., Any], workspace: Path, tmp_path: Path, living_workers: Callable[[], list[int]]
 ) -> None:
     corpus = [json.loads(each) for each in (workspace / "corpus.jsonl").read_text().splitlines()]
     items = [{"id": f"in/{n}", "text": corpus[n]["text"][:300]} for n in range(20)]
@@ -189,14 +139,14 @@ def test_an_audit_by_workers_is_that_of_one_process(
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_its_share_alone(
-    run: Callable[..., Any], line: str, forked_spawners: Callable[[], list[int]]
+    run: Callable[..., Any], line: str, living_workers: Callable[[], list[int]]
 ) -> None:
     alone = run(line)
-    with one_is_killed(forked_spawners):
+    with one_is_killed(living_workers):
         shared = run(f"{line} --workers 2")
-    assert shared.code == 0 and "a worker died (status -9)" in shared.err
+    assert shared.code == 0 and "a worker was killed" in shared.err
     same(shared.records, alone.records)
-    assert forked_spawners() == []
+    assert living_workers() == []
 
 
 @pytest.mark.slow
@@ -236,26 +186,26 @@ def test_workers_select_as_one_process_does(
     workspace: Path,
     task: Path,
     tmp_path: Path,
-    forked_spawners: Callable[[], list[int]],
+    living_workers: Callable[[], list[int]],
     method: str,
 ) -> None:
     line = f"select {task} --index {workspace}/run.stride --size 8 --by quota --method {method}"
     _, alone = selected(run, line, tmp_path / "alone")
     _, two = selected(run, f"{line} --workers 2", tmp_path / "two")
-    with one_is_killed(forked_spawners):
+    with one_is_killed(living_workers):
         outcome, killed = selected(run, f"{line} --workers 3", tmp_path / "three")
-    assert "a worker died (status -9)" in outcome.err
+    assert "a worker was killed" in outcome.err
     assert sorted(alone) == ["bm25", "chosen", "random"]
     for found in (two, killed):
         for name, documents in alone.items():
             _close(found[name], documents, 1e-6)
-    assert forked_spawners() == []
+    assert living_workers() == []
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_what_a_method_cannot_is_told_by_select(
-    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engines, "open_engine", lambda name: here)
     line = f"select {task} --index {workspace}/run.stride --size 8 --out {tmp_path}/out --workers 2"
     refused = run(f"{line} --method rds:layer=99")
     assert refused.code == 2 and not (tmp_path / "out").exists(), refused.err
@@ -292,23 +242,23 @@ def test_workers_rank_causes_as_one_process_does(
     workspace: Path,
     task: Path,
     tmp_path: Path,
-    forked_spawners: Callable[[], list[int]],
+    living_workers: Callable[[], list[int]],
 ) -> None:
     """And write the same scores; a method that fails is told in its place."""
     methods = "tfidf,stride:stored=true,embeddings:model=gone,graddot,chance"
     line = f"evaluate causes --index {workspace}/run.stride --queries {task} --methods {methods} --fresh"
     alone = run(f"{line} --write-scores {tmp_path}/alone")
-    with one_is_killed(forked_spawners):
+    with one_is_killed(living_workers):
         two = run(f"{line} --write-scores {tmp_path}/two --workers 2")
     assert alone.code == two.code == 0, two.err
-    assert "a worker died (status -9)" in two.err and "embeddings:model=gone failed" in two.err
+    assert "a worker was killed" in two.err and "embeddings:model=gone failed" in two.err
     _close(exact(two.records), exact(alone.records), 1e-6)
     written = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert len(written) == 4 and written == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in written:
         found, expected = (json.loads((tmp_path / place / name).read_text()) for place in ("two", "alone"))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
-    assert forked_spawners() == []
+    assert living_workers() == []
     # what workers have found is kept, too
     kept = run(f"{line.removesuffix(' --fresh')} --workers 2")
     fits = [record["seconds"]["fit"] for record in kept.records if record["schema"] == "stride.causes/1"]

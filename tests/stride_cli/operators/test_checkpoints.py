@@ -169,7 +169,7 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
 
 
 def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
-    from stride_cli.attribution.carriers import direction_of, token_influence
+    from stride_cli.attribution.passages import direction_of, token_influence
     from stride_cli.report.contents import from_answer
 
     session = api.Session.open(run_folder / "run.stride")

@@ -198,7 +198,7 @@ def test_an_appended_index_needs_a_new_truth(task_and_queries, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_trains(task_and_queries, trained, tmp_path, prepared, forked_spawners):
+def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     task, queries = task_and_queries
     script = tmp_path / "train it.py"
     script.write_text(TRAIN)
@@ -226,7 +226,7 @@ def test_a_command_trains(task_and_queries, trained, tmp_path, prepared, forked_
 
 
 @pytest.mark.slow
-def test_a_command_that_fails(task_and_queries, tmp_path, forked_spawners):
+def test_a_command_that_fails(task_and_queries, tmp_path):
     task, queries = task_and_queries
     script = tmp_path / "broken.py"
     script.write_text("import sys\nprint('one', file=sys.stderr)\nsys.exit('cannot find the corpus')\n")
@@ -266,7 +266,7 @@ build_truth(Workspace.open(index, model), queries, TruthOptions(n_subsets=12, al
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how, prepared, forked_spawners):
+def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how, prepared):
     task, queries = open_task()
     line = ["-c", RUN, str(task.index.path), str(trained / "queries.jsonl")]
     process = prepared.start(line, new_session=True)

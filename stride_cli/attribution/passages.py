@@ -1,12 +1,12 @@
-"""The part of a chunk that carries its influence on a query, token by token.
+"""Passages: the sentence of a chunk that carries its influence on a query, or the one most like the query.
 
-Where a chunk's influence is read from its own gradient, it is g_i · g_x up to a factor, in the gates' units.
-The chunk's loss is a sum over its scored tokens, and so is this product: steered along u = g_x, the loss of
-each token falls by its part of it. A sentence's part is the sum over its tokens, which takes one steered pass
-over the chunk, and no pass for each sentence that is left out. Of the demo's 50 prompts, with the sentences
-of their documents in a random order, the one with the largest part states the answer in all 50, as does the
-one whose removal changes the product most (in 40 the same one); the direction that K subsets' responses point
-out finds 25, chance 20.
+Where a chunk's influence is an exact gradient's, it is g_i · g_x up to a factor, in the gates' units. The
+chunk's loss is a sum over its scored tokens, and so is this product: steered along u = g_x, the loss of each
+token falls by its part of it. A sentence's part is the sum over its tokens, which takes one steered pass over
+the chunk, and no pass for each sentence that is left out. Of the demo's 50 prompts, with the sentences of
+their documents in a random order, the one with the largest part states the answer in all 50, as does the one
+whose removal changes the product most (in 40 the same one); the direction that K subsets' responses point out
+finds 25, chance 20.
 
 Of operators whose gates have no such units u is that direction, Σ_k (y_k − ȳ) a_k: towards the subsets that
 lower the query's loss.
@@ -14,6 +14,10 @@ lower the query's loss.
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -23,16 +27,86 @@ import numpy as np
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
+    from stride_cli.recovery.ranking import Hit
 
 _REPLACEMENT = "\ufffd"
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer → token → its text
 _SHARE = 0.1  # of the step of exact measurement: a query's own gradient bends losses sooner than a subset's
+_WORD = re.compile(r"\w+")
+_SENTENCE = re.compile(r"[^.!?\n]*[.!?\n]+(?:[\"')\]]+)?|[^.!?\n]+$")
+
+
+# ---- the passages of hits ----
+
+
+def row_labels(workspace: Workspace, chunks: Sequence[int]) -> dict[int, str]:
+    """Labels of a classifier's rows; none where the model is one of language."""
+    names, index = workspace.model.classes, workspace.index
+    if not names:
+        return {}
+    return {chunk: names[int(index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
+
+
+def carrying_passages(
+    steered: SteeredModel,
+    workspace: Workspace,
+    query: Query,
+    responses: Any,
+    hits: Sequence[Hit],
+    batch: Batch | None = None,
+) -> dict[int, str]:
+    """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them.
+
+    Parameters
+    ----------
+    steered : SteeredModel         of the index's own model, with its operators
+    responses : (C K,) float64     as measured
+    batch : Batch, optional        the query's; where it remembers its gradient, that is not taken again
+    """
+    from stride_cli.data.batches import consecutive_groups
+
+    model, index, reader = workspace.model, workspace.index, workspace.chunks
+    own = responses[: steered.operators.n_subsets]  # of several models the index's own
+    direction = direction_of(steered, query, own, batch)
+    # long chunks with long ones: little of a batch is padding
+    chunk_tokens = {hit.chunk: index.chunk_tokens(hit.chunk) for hit in hits}
+    hits = sorted(hits, key=lambda hit: len(chunk_tokens[hit.chunk]))
+    lengths, found = [len(chunk_tokens[hit.chunk]) for hit in hits], {}
+    for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
+        some = [hits[place] for place in group]
+        chunks = reader.batch(np.array([hit.chunk for hit in some]))
+        for hit, values in zip(some, token_influence(steered, direction, chunks), strict=True):
+            tokens, supports = chunk_tokens[hit.chunk], hit.sign == "supports"
+            carried = carried_by(model.tokenizer, tokens, values, supports=supports)
+            if carried.passage:
+                found[hit.chunk] = carried.passage
+    return found
+
+
+def likest_passages(
+    workspace: Workspace, query: Query, chunks: Sequence[int], known: Collection[int] = ()
+) -> dict[int, str]:
+    """Find the sentence most like the query in each chunk, but for those `known`."""
+    if all(chunk in known for chunk in chunks):
+        return {}
+    tokenizer, index = workspace.model.tokenizer, workspace.index
+    texts = {
+        chunk: str(tokenizer.decode(index.chunk_tokens(chunk), skip_special_tokens=True))
+        for chunk in dict.fromkeys(chunks)
+    }
+    weights = rarity(texts.values())
+    wanted = f"{query.prompt} {query.response}"
+    return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items() if chunk not in known}
+
+
+# ---- the sentence that carries the influence ----
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Where a query pulls, in gate space.
+    """The direction of a query in gate space.
 
     Attributes
     ----------
@@ -47,7 +121,7 @@ class Direction:
 def direction_of(
     steered: SteeredModel, query: Query, responses: np.ndarray, batch: Batch | None = None
 ) -> Direction:
-    """The direction that a query's gradient has, or the subsets' responses where gates have no unit of it.
+    """Return the direction of a query's gradient, or of the subsets' responses where gates have no unit.
 
     Parameters
     ----------
@@ -71,7 +145,7 @@ def direction_of(
 
 
 def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -> list[np.ndarray]:
-    """How much every token of some chunks has in common with a query: two steered passes over them all.
+    """Measure what every token of some chunks has in common with a query: two steered passes over them all.
 
     Parameters
     ----------
@@ -125,7 +199,7 @@ class Carried:
 
 
 def carried_by(tokenizer: Any, tokens: np.ndarray, values: np.ndarray, *, supports: bool = True) -> Carried:
-    """The sentence of a chunk that carries most of its influence on a query.
+    """Find the sentence of a chunk that carries most of its influence on a query.
 
     Parameters
     ----------
@@ -144,7 +218,7 @@ def carried_by(tokenizer: Any, tokens: np.ndarray, values: np.ndarray, *, suppor
 
 
 def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, int]]]:
-    """The text of some tokens, and where each of them stands in it: (start, stop) characters.
+    """Decode tokens, with the place of each in the text: (start, stop) characters.
 
     A character that several tokens make together belongs to the last of them; special tokens have no text.
     """
@@ -172,7 +246,7 @@ def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, i
 def carrying_span(
     text: str, spans: list[tuple[int, int]], values: np.ndarray, *, width: int = 280
 ) -> tuple[int, int]:
-    """The sentence of a chunk whose tokens' values have the largest sum: (start, stop) characters.
+    """Find the sentence of a chunk whose tokens' values have the largest sum: (start, stop) characters.
 
     Parameters
     ----------
@@ -184,8 +258,6 @@ def carrying_span(
     -------
     (0, 0) where no value is positive, or one is not finite
     """
-    from stride_cli.recovery.passages import sentences
-
     if len(values) == 0 or not np.isfinite(values).all() or values.max() <= 0:
         return 0, 0
     held = np.zeros(len(text) + 1)  # each token's value at its last character that is not a space
@@ -221,3 +293,62 @@ def _strongest_run(spans: list[tuple[int, int]], total: np.ndarray, width: int) 
     strongest = np.flatnonzero(sums >= sums.max() - 1e-9 * abs(sums.max()))
     chosen = strongest[len(strongest) // 2]
     return int(begins[chosen]), int(ends[last[chosen]])
+
+
+# ---- the sentence most like the query ----
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words of a text, in order."""
+    return _WORD.findall(text.lower())
+
+
+def sentences(text: str) -> list[str]:
+    """The text cut after full stops, question and exclamation marks and line ends; nothing is lost."""
+    return _SENTENCE.findall(text)
+
+
+def rarity(texts: Iterable[str]) -> dict[str, float]:
+    """Inverse document frequency of every word over the given texts: log((N + 1) / (count + ½))."""
+    counts: Counter[str] = Counter()
+    total = 0
+    for text in texts:
+        total += 1
+        counts.update(set(words(text)))
+    return {word: math.log((total + 1) / (count + 0.5)) for word, count in counts.items()}
+
+
+def best_passage(text: str, query: str, weights: dict[str, float], *, width: int = 280) -> str:
+    """The sentence of ``text`` that shares the rarest words with the query, at most ``width`` characters.
+
+    Parameters
+    ----------
+    text : str
+    query : str
+    weights : dict      rarity of words; an unknown word counts 1
+    width : int         characters; a longer sentence is cut around its first shared word
+
+    Returns
+    -------
+    str      the first sentence where none shares a word
+    """
+    wanted = set(words(query))
+    parts = [part.strip() for part in sentences(text) if part.strip()] or [text.strip()]
+    scores = [sum(weights.get(word, 1.0) for word in wanted & set(words(part))) for part in parts]
+    best = parts[max(range(len(parts)), key=scores.__getitem__)]
+    return _cut(best, wanted, width)
+
+
+def matching_spans(text: str, query: str) -> list[tuple[int, int]]:
+    """Find words of the query, longer than three letters, in ``text``: (start, stop) characters."""
+    wanted = {word for word in words(query) if len(word) > 3 or word.isdigit()}
+    return [match.span() for match in _WORD.finditer(text) if match.group().lower() in wanted]
+
+
+def _cut(sentence: str, wanted: Sequence[str] | set[str], width: int) -> str:
+    if len(sentence) <= width:
+        return sentence
+    shared = [match.start() for match in _WORD.finditer(sentence) if match.group().lower() in wanted]
+    start = max(0, min((shared[0] if shared else 0) - width // 4, len(sentence) - width))
+    piece = sentence[start : start + width].strip()
+    return ("…" if start else "") + piece + ("…" if start + width < len(sentence) else "")
