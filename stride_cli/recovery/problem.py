@@ -298,7 +298,7 @@ class Problem:
         return most if self.settings.nonneg else max(most, -float(ordered[:degree].sum()))
 
     def _certify(self, found: Candidates, floor: float) -> bool:
-        """Tell whether the gap over all n columns is small enough; keep the best lower bound of all passes."""
+        """Tell whether the gap over all n columns is small enough; keep the best bound of all passes."""
         assert self.penalty is not None
         largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
         certificate = self.pool.certify(self.penalty, largest)
