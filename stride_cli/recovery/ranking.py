@@ -151,18 +151,6 @@ def strongest_document(solution: Solution, chunk_document: Any) -> float:
     return float(document_influences(solution, chunk_document)[1].max(initial=0.0))
 
 
-def count_neighbours(columns: Any, chunk_ids: np.ndarray | Sequence[int]) -> np.ndarray:
-    """Count the other chunks that share at least d − 1 subsets with each given one (d = 1: the subset): (len,)
-    int64.
-
-    One pass over the columns (n, d) for every 64 chunks.
-    """
-    pieces = getattr(columns, "shards", columns if isinstance(columns, list | tuple) else [columns])
-    n_subsets = 1 + max((int(np.max(piece)) for piece in pieces if len(piece)), default=0)
-    design = Design(columns, max(n_subsets, int(pieces[0].shape[1])))
-    return design.count_neighbours(np.asarray(chunk_ids, dtype=np.int64))
-
-
 def mid_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks 1, 2, … of values that are already in order; equal ones share the mean of their ranks."""
     ranks = np.empty(len(values))

@@ -103,7 +103,7 @@ def test_the_answer_is_the_record_that_stride_query_prints(
 def test_an_answer_comes_before_the_passages_that_carry_its_influence(
     client: Any, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stride_cli.attribution import carriers
+    from stride_cli.attribution import passages as carriers
 
     passes: list[Any] = []
     carrying = carriers.token_influence

@@ -8,7 +8,8 @@ import pytest
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_lasso
 from stride_cli.recovery.problem import LassoSettings
-from stride_cli.recovery.ranking import count_neighbours, document_influences, mid_ranks, rank_documents
+from stride_cli.recovery.ranking import document_influences, mid_ranks, rank_documents
+from stride_cli.recovery.screening import Design
 
 
 def solution(weights: dict[int, float], n: int, residual: np.ndarray) -> Solution:
@@ -120,17 +121,17 @@ def test_neighbours_equal_set_intersections(rng):
     columns = np.sort(rng.random((400, 9)).argsort(axis=1)[:, :4], axis=1).astype(np.uint16)
     sets = [set(row) for row in columns.tolist()]
     expected = [sum(len(a & b) >= 3 for b in sets) - 1 for a in sets]
-    assert count_neighbours(columns, range(400)).tolist() == expected
-    assert count_neighbours([columns[:7], columns[7:].copy()], [3, 399]).tolist() == [
+    assert Design(columns, 9).count_neighbours(np.arange(400)).tolist() == expected
+    assert Design([columns[:7], columns[7:].copy()], 9).count_neighbours(np.array([3, 399])).tolist() == [
         expected[3],
         expected[399],
     ]
-    assert count_neighbours(columns.astype(np.uint32), np.array([], int)).tolist() == []
+    assert Design(columns.astype(np.uint32), 9).count_neighbours(np.array([], int)).tolist() == []
 
 
 def test_neighbours_with_one_subset_each_share_that_subset():
     columns = np.array([[0], [1], [0], [0], [2]], dtype=np.uint16)
-    assert count_neighbours(columns, [0, 1, 4]).tolist() == [2, 0, 0]
+    assert Design(columns, 3).count_neighbours(np.array([0, 1, 4])).tolist() == [2, 0, 0]
 
 
 def test_mid_ranks():
