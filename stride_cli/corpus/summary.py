@@ -1,4 +1,4 @@
-"""What an index holds, in the numbers that commands report."""
+"""Describe an index in the numbers that commands report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def describe(index: Index, path: Location) -> IndexInfoRecord:
 
 
 def _operators(index: Index) -> dict[str, Any]:
-    """What the group says of itself, with its share of the chunks that there are now."""
+    """Return the attributes of the operators, with their share of the chunks of today."""
     found = dict(index.group_attributes("operators"))
     if index.has("operators/seen") and found.get("coverage") is not None:
         found["coverage"] *= index.fitted_share
@@ -70,14 +70,14 @@ def _operators(index: Index) -> dict[str, Any]:
 
 
 def _truth(index: Index) -> dict[str, Any]:
-    """How much was retrained; queries and losses are in the group's arrays."""
+    """Count the retrained models; queries and losses are in the group's arrays."""
     subsets, seeds, queries = index.shape("truth/losses")
     alphas = sorted({round(float(alpha), 3) for alpha in index.array("truth/alpha")[:]})
     return {"subsets": subsets, "seeds": seeds, "queries": queries, "alpha": alphas}
 
 
 def disk_bytes(path: Location) -> int | None:
-    """What a directory takes, unfinished stages too; None for a zip file or a URL."""
+    """Sum the bytes of a directory, unfinished stages too; None for a zip file or a URL."""
     if isinstance(path, RemotePath) or path.is_file():
         return None
     return sum(

@@ -23,12 +23,13 @@ TALK = [{"role": "user", "content": "hi", "n": 1}, {"role": "assistant", "conten
 
 
 def write(table: Any, path: Path) -> str:
-    """Write a table as the suffix says: .parquet, .stream.arrow or .file.arrow."""
+    """Write a table as the suffix says: .parquet, .stream.arrow or .file.arrow (compressed)."""
     if path.suffix == ".parquet":
         parquet.write_table(table, path, row_group_size=300)
         return str(path)
     new = ipc.new_file if path.name.endswith(".file.arrow") else ipc.new_stream
-    with new(str(path), table.schema) as writer:
+    packed = ipc.IpcWriteOptions(compression="zstd" if new is ipc.new_file else None)
+    with new(str(path), table.schema, options=packed) as writer:
         writer.write_table(table, max_chunksize=300)
     return str(path)
 
