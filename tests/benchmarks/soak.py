@@ -9,7 +9,7 @@ interruption, and no file is left over. Beside that one process, `stride query -
 from the beginning to the end: its memory stays flat.
 
 One record; exit code 1 where anything was wrong. ``resumes`` are commands that end what an interrupted one
-has begun; ``temporary`` are files of processes that were killed, in the system's temporary directory.
+has begun.
 """
 
 from __future__ import annotations
@@ -99,20 +99,12 @@ STEPS = (
 
 @dataclass
 class Undisturbed:
-    """What the steps give without interruption.
-
-    Attributes
-    ----------
-    folder : where, after all steps
-    seconds : step → how long it took
-    answers : step → what a query gives after it; None where it says what to run
-    sizes : step → bytes of the directory after it
-    """
+    """What the steps give without interruption: times, answers and sizes by step."""
 
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
-    answers: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # None: it says what to run
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of the directory
 
 
 class Soak:
@@ -122,7 +114,6 @@ class Soak:
         self.home, self._prepared, self._random = home, prepared, random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
-        self.by_step: dict[str, Counter[str]] = {step.name: Counter() for step in STEPS if step.line}
         self.temporary = home / "temporary"
         for name in ("temporary", "cache", "state"):
             (home / name).mkdir()
@@ -196,7 +187,6 @@ class Soak:
     ) -> None:
         """Run a command to its end, killed and with a full disk on the way."""
         killed = refused = 0
-        mine = self.by_step[step.name]
         if disk.mounted and self._random.random() < 0.3:
             growth = max(0, whole.sizes[step.name] - whole.sizes.get(_before(step), 0))
             with disk.full(int(self._random.uniform(0, 1.2) * growth)):
@@ -204,7 +194,6 @@ class Soak:
             if code == 0:
                 return
             self.counts["full_disks"] += 1
-            mine["full_disks"] += 1
             if code != 2 or "fix: " not in said:
                 self._wrong("refusals", f"{step.name} with a full disk ends with {code}: {said}")
             self._look(step, folder, whole, earlier)
@@ -223,7 +212,6 @@ class Soak:
             self._finish(process, step.name)
             killed += 1
             self.counts["kills"] += 1
-            mine["kills"] += 1
             self._look(step, folder, whole, earlier)
         code, said = self._finish(self._start(step.line, folder), step.name)
         self._check_end(step, code, said, folder, resumed=killed + refused > 0)
@@ -231,7 +219,6 @@ class Soak:
     def _check_end(self, step: Step, code: int, said: str, folder: Path, *, resumed: bool) -> None:
         if resumed:
             self.counts["resumes"] += 1
-            self.by_step[step.name]["resumes"] += 1
         over = resumed and code == 2 and any(words in said for words in step.over)
         if not (code == 0 or over) or not (folder / step.leaves).exists():
             self._wrong("refusals", f"{step.name} ends with {code}: {said}")
@@ -467,14 +454,12 @@ def run(minutes: float, seed: int) -> dict[str, Any]:
             soak = Soak(home, prepared, seed)
             whole = soak.undisturbed()
             service = Service(soak, whole.folder, whole.answers["query again"])
-            own = resident()["anonymous"]
             until = began + 60 * minutes
             number = 0
             while soak.loop(number, whole, until=until):
                 number += 1
                 service.ask()
             growth = service.close()
-            temporary = sum(1 for file in soak.temporary.rglob("*") if file.is_file())
         finally:
             prepared.close()
         counts = (
@@ -487,13 +472,8 @@ def run(minutes: float, seed: int) -> dict[str, Any]:
             "minutes": round((time.monotonic() - began) / 60, 2),
             "seed": seed,
             **{name: soak.counts[name] for name in counts},
-            "temporary": temporary,
             "rss_growth": growth,
-            "driver_bytes": {"first": own, "last": resident()["anonymous"]},
-            "steps": {
-                name: {"seconds": round(whole.seconds[name], 2), **dict(found)}
-                for name, found in soak.by_step.items()
-            },
+            "steps": {name: round(seconds, 2) for name, seconds in whole.seconds.items()},
             "failures": len(soak.failures),
             "failed": soak.failures[:_TOLD],
         } | machine("torch", "transformers", "numpy", "zarr")

@@ -84,20 +84,6 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
     assert not (tmp_path / "none.html").exists()
 
 
-def test_what_is_read_is_shown_as_a_query_has_it(run, workspace: Path, tmp_path: Path) -> None:
-    line = f"report {PROMPT} --index {workspace}/run.stride --out {tmp_path}"
-    asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 5").records[0]
-    assert run(f"{line}/stable.html --bottom 0").code == 0
-    text = text_of(tmp_path / "stable.html")
-    assert f"{asked['read']} chunks, from their own gradients" in text
-    assert run(f"{line}/recovered.html --read 0").code == 0
-    assert "from their own gradients" not in text_of(tmp_path / "recovered.html")
-    assert run(f"{line}/refined.html --read 7").code == 0
-    assert "7 chunks, from their own gradients" in text_of(tmp_path / "refined.html")
-    assert run(f"{line}/bad.html --read -1").code == 2
-    assert not (tmp_path / "bad.html").exists()
-
-
 def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     """To first order the steered difference is the product of the chunk's gate gradient with the query's."""
     import numpy as np

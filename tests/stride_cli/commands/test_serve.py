@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,12 @@ from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import MissingExtraError, NumericalError, QueryError, UsageError
+from stride_cli.errors import MissingExtraError, NumericalError, UsageError
 from stride_cli.output import progress, progress_told_to
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.overlaps import verbatim_runs
-from stride_cli.serve.questions import parse_question
-from stride_cli.serve.running import Server, bind
+from stride_cli.serve.running import Server
 from tests.prepared import Prepared
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
@@ -180,19 +177,6 @@ def test_those_who_ask_at_once_get_what_they_would_get_alone(client: Any) -> Non
         together = list(pool.map(lambda prompt: post(client, "/query", prompt=prompt, top=3), prompts))
     for one, other in zip(alone, together, strict=True):
         assert_alike(one, other)
-
-
-def test_a_question_waits_for_the_models_once(
-    client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What its options are is known at once, so that it joins those that wait already."""
-    from stride_cli.serve.worker import Worker
-
-    jobs: list[Any] = []
-    call = Worker.call
-    monkeypatch.setattr(Worker, "call", lambda self, job: jobs.append(job) or call(self, job))
-    post(client, "/query", prompt=PROMPT, response="1789", passages="none")
-    assert len(jobs) == 1
 
 
 def test_prompts_are_answered_in_one_pass_as_each_alone(
@@ -566,18 +550,6 @@ def _events(client: Any, name: str) -> list[tuple[str, Any]]:
     return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in pairs]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_an_answers_body_does_not_wait_for_its_head_to_be_acknowledged(host: str) -> None:
-    try:
-        listening = bind(host, 0)
-    except UsageError:
-        pytest.skip(f"this machine has no {host}")
-    with listening, socket.create_connection((host, listening.getsockname()[1])):
-        connection, _ = listening.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_verbatim_runs_are_the_longest_that_say_something() -> None:
     text = "In 1789 the French Revolution began. It was the start; the Revolution, began in Paris."
     runs = verbatim_runs(text, "The french revolution began in 1789")
@@ -604,42 +576,3 @@ def test_whoever_listens_is_told_of_progress_in_place_of_a_bar() -> None:
         bar.describe("more")
         bar.advance(2)
     assert told == [("reading", 0.0, 3), ("reading", 1.0, 3), ("more", 3.0, 3)]
-
-
-def test_questions_are_checked_as_flags_are() -> None:
-    question = parse_question({"prompt": "a", "read": 6, "lambda_ratio": 1}, QueryOptions(top=4))
-    assert question.options.top == 4 and question.options.lambda_ratio == 1.0 and question.options.read == 6
-    with pytest.raises(UsageError, match="expected 1 or more"):
-        parse_question({"prompt": "a", "max_new_tokens": 0}, QueryOptions())
-    bad = parse_question({"prompts": ["a", 3]}, QueryOptions()).prompts[1]
-    assert isinstance(bad, QueryError)
-
-
-def test_colours_of_the_page_have_contrast_in_light_and_dark() -> None:
-    style = files("stride_cli.serve").joinpath("page", "page.css").read_text(encoding="utf-8")
-    light, dark = (
-        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", part))
-        for part in style.split("@media (prefers-color")[:2]
-    )
-    assert len(light) == len(dark) > 10
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    grounds = {"paper": ("ink", "faint", "link", "warn"), "card": ("ink", "faint"), "link": ("on-link",)}
-    grounds |= {"chosen": ("on-chosen",), "token": ("ink",), "carry": ("ink",), "same": ("ink",)}
-    for scheme in (light, dark):
-        for ground, texts in grounds.items():
-            for text in texts:
-                low, high = sorted((luminance(scheme[ground]), luminance(scheme[text])))
-                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
-        for mark in ("supports", "opposes", "edge"):  # bars and borders
-            low, high = sorted((luminance(scheme["paper"]), luminance(scheme[mark])))
-            assert (high + 0.05) / (low + 0.05) >= 3, mark
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

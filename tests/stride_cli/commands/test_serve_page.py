@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -14,48 +13,23 @@ from typing import Any
 import pytest
 
 from stride_cli.serve.running import Server
+from tests import browser as pages
+from tests.browser import browser
 from tests.stride_cli.commands.test_serve import PROMPT, server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
-
-__all__ = ["server"]  # a fixture
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+__all__ = ["browser", "server"]  # fixtures
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """The machine's Chromium; nothing is downloaded."""
-    found = os.environ.get("STRIDE_TEST_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.skip("there is no Chromium on this machine (apt-get install chromium, or STRIDE_TEST_BROWSER)")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
+class Page(pages.Page):
+    """The page at the server's URL."""
 
-
-class Page:
-    """A page that is opened at the server's URL, and what was complained of in it."""
-
-    def __init__(self, browser: Any, url: str, *, width: int = 1400, scheme: str = "light") -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
-        )
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
-        self.complaints: list[str] = []
-        self.page.on(
-            "console", lambda told: self.complaints.append(told.text) if told.type == "error" else None
-        )
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.requests: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(url)
+    def __init__(self, browser: Any, url: str) -> None:
+        super().__init__(browser, url)
         self.page.wait_for_selector("#index option", state="attached")
 
     def ask(self, prompt: str = PROMPT, *, count: int = 1) -> None:
-        """By keyboard: the prompt has the focus when the page opens."""
+        """Ask by keyboard: the prompt has the focus when the page opens."""
         self.page.keyboard.type(prompt)
         self.page.keyboard.press("Enter")
         self.wait(count)
@@ -64,7 +38,7 @@ class Page:
         self.page.wait_for_selector(f'#answers[aria-busy="false"] .answer:nth-child({count}) .token')
 
     def axe(self) -> list[str]:
-        """What axe-core finds wrong."""
+        """List what axe-core finds wrong."""
         if not self.page.evaluate("'axe' in window"):
             source = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
             self.page.evaluate(source)
@@ -72,14 +46,6 @@ class Page:
         return [
             f"{each['id']}: {node['html'][:120]}" for each in found["violations"] for node in each["nodes"]
         ]
-
-    def fits(self) -> bool:
-        """Whether nothing is wider than the window."""
-        wide = "document.documentElement.scrollWidth <= innerWidth"
-        return bool(self.page.evaluate(wide))
-
-    def close(self) -> None:
-        self.context.close()
 
 
 LOOKS = [(width, scheme) for width in (1400, 420) for scheme in ("light", "dark")]

@@ -1,13 +1,8 @@
-"""Answers made by hand, and a real browser to look at their page."""
+"""Answers made by hand."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,86 +86,3 @@ def record() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def shown() -> Callable[..., ShownAnswer]:
     return make_shown
-
-
-class Browser:
-    """Headless Chromium, spoken to over a pipe in its DevTools protocol."""
-
-    def __init__(self, program: str, profile: Path) -> None:
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
-        command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-        self.process = subprocess.Popen(
-            ["bash", "-c", command, "bash", program, *flags, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._answers, self._orders = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb")
-        self._number, self._rest, self.session = 0, b"", None
-        self.troubles: list[str] = []
-        self.requests: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        order = {"id": self._number, "method": method, "params": parameters}
-        if self.session:
-            order["sessionId"] = self.session
-        self._orders.write(json.dumps(order).encode() + b"\0")
-        self._orders.flush()
-        while True:
-            message = self._next()
-            if message.get("id") == self._number:
-                assert "error" not in message, message["error"]
-                return message["result"]
-
-    def open(self, page: Path, fragment: str = "") -> None:
-        """Load a page and wait for it; what it complains about and asks for is kept."""
-        self.troubles.clear()
-        self.requests.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri() + fragment)
-        while self.value("document.readyState + location.protocol") != "completefile:":
-            pass
-
-    def value(self, expression: str) -> Any:
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
-
-    def close(self) -> None:
-        self.session = None
-        self.call("Browser.close")
-        self.process.wait(10)
-        self._orders.close()
-        self._answers.close()
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            piece = self._answers.read1(1 << 16)
-            assert piece, "the browser went away"
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\0")
-        message = json.loads(line)
-        if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
-            self.troubles.append(json.dumps(message["params"]))
-        if message.get("method") == "Network.requestWillBeSent":
-            self.requests.append(message["params"]["request"]["url"])
-        return message
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    program = next((found for found in map(shutil.which, names) if found), None)
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    started = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield started
-    started.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stride_cli.report.contents import Concentration, Responses, from_record
-from stride_cli.report.page import render_report, write_report
+from stride_cli.report.page import render_report
 from stride_cli.report.plots import concentration_plot, response_plot
 
 VOID = {"meta", "link", "input", "br", "line", "path", "circle"}
@@ -69,6 +68,7 @@ def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
         "unfold all",
     ):
         assert part in page.text, part
+    assert '<span class="token"> Paris</span><span class="token"> &amp; &lt;b&gt;</span>nothing' in text
     assert page.tags.count("svg") == 10 and page.tags.count("article") == 5
     links = [value for name, value in page.attributes if name in ("href", "src", "action", "data", "srcset")]
     assert all(link.startswith("#q") or link == "data:," for link in links)
@@ -135,11 +135,6 @@ def test_the_highlighted_passage_is_in_the_chunk_with_its_words(shown) -> None:
     assert Page(text).tags.count("mark") == 1 + 2 + 2  # legend; passage and whole chunk; two saved passages
 
 
-def test_scored_tokens_are_marked_one_by_one(shown) -> None:
-    text = render_report([shown()], title="x")
-    assert '<span class="token"> Paris</span><span class="token"> &amp; &lt;b&gt;</span>nothing' in text
-
-
 def test_a_saved_answer_lacks_plots_and_scored_tokens(record) -> None:
     text = render_report([from_record(record())], title="x")
     assert "<svg" not in text and 'class="token"' not in text
@@ -181,9 +176,3 @@ def test_a_point_of_the_response_plot_is_where_it_should_be() -> None:
         points[0, 0] + np.array([0, 0.25, 1]) * np.ptp(points[:, 0]), abs=0.2
     )
     assert points[:, 1] == pytest.approx(points[0, 1] - np.array([0, 0.5, 1]) * np.ptp(points[:, 1]), abs=0.2)
-
-
-def test_the_page_is_written_whole(shown, tmp_path: Path) -> None:
-    write_report(tmp_path / "r.html", [shown()], title="x")
-    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
-    assert (tmp_path / "r.html").read_text(encoding="utf-8") == render_report([shown()], title="x")
