@@ -18,6 +18,16 @@ from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import EXIT_FOUND, UsageError
 
 _NAMED = 5  # items by which a job fails
+_MORE = {  # how to come by more controls than were used
+    "made": "a larger --controls-per-item, or --controls FILE",
+    "file": "a longer --controls file",
+    "absent": "--controls FILE of {:,} items that cannot be in the corpus, or, roughly, --controls made",
+}
+_CAVEATS = {
+    "made": "controls made from the items are exchangeable with them only roughly: see stride audit --help",
+    "absent": "items that are not in the corpus are the controls: an effect on them can be found with "
+    "--controls FILE only",
+}
 EXAMPLE = example(
     "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
     "stride audit gsm8k.jsonl --field prompt=question --field response=answer --number-ids",
@@ -69,7 +79,7 @@ def audit(
     from stride_cli import api
     from stride_cli.audit.judge import audit_files
     from stride_cli.config import resolve
-    from stride_cli.output import wants_json
+    from stride_cli.output import note, wants_json
 
     if bad_input.on_bad == "record" and wanted.format not in (None, "jsonl"):
         raise UsageError(
@@ -94,21 +104,15 @@ def audit(
     )
     _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
     _summarise(findings, options.level)
-    limit = wanted.fail_on_leak
     bad.leave()  # what it found of the others is no verdict on the whole
-    failing = [finding for finding in findings if limit is not None and finding.q <= limit]
+    if (limit := wanted.fail_on_leak) is None:
+        return
+    failing = [f"{e.document.id} ({e.verdict}, q = {e.q:.3g})" for e in findings if e.q <= limit]
     if failing:
-        _say_which(failing, limit)
+        named = ", ".join(failing[:_NAMED])
+        more = f" and {len(failing) - _NAMED:,} more" if len(failing) > _NAMED else ""
+        note(f"exit code 1 by --fail-on-leak {limit:g}, for their q-values: {named}{more}")
         raise typer.Exit(EXIT_FOUND)
-
-
-def _say_which(failing: list, limit: float | None) -> None:
-    """The items that make the exit code 1, whatever their verdicts are."""
-    from stride_cli.output import note
-
-    some = ", ".join(f"{each.document.id} ({each.verdict}, q = {each.q:.3g})" for each in failing[:_NAMED])
-    more = f" and {len(failing) - _NAMED:,} more" if len(failing) > _NAMED else ""
-    note(f"exit code 1 by --fail-on-leak {limit:g}, for their q-values: {some}{more}")
 
 
 def _write(findings: list, format: str | None, json: bool, benchmark: str, index: str, level: float) -> None:
@@ -133,20 +137,6 @@ def _write(findings: list, format: str | None, json: bool, benchmark: str, index
 def _print(findings: list) -> None:
     from stride_cli.commands.tables import print_table
 
-    rows = [
-        [
-            finding.document.id,
-            finding.verdict,
-            f"{finding.q:.3g}",
-            f"{finding.lexical['ngram_share']:.0%}",
-            str(finding.lexical["longest_run"]),
-            f"{finding.effect['loss']:.3f}",
-            f"{finding.effect['loss_gap']:+.3f}",
-            f"{finding.effect['candidate_share']:.0%}",
-            finding.lexical["document"] or finding.lexical["bm25_document"],
-        ]
-        for finding in findings
-    ]
     columns = [
         "item",
         "verdict",
@@ -158,6 +148,13 @@ def _print(findings: list) -> None:
         "influence",
         "document",
     ]
+    rows = []
+    for found in findings:
+        words, effect = found.lexical, found.effect
+        copied = [f"{words['ngram_share']:.0%}", str(words["longest_run"])]
+        moved = [f"{effect['loss']:.3f}", f"{effect['loss_gap']:+.3f}", f"{effect['candidate_share']:.0%}"]
+        document = words["document"] or words["bm25_document"]
+        rows.append([found.document.id, found.verdict, f"{found.q:.3g}", *copied, *moved, document])
     print_table("audit", columns, rows)
 
 
@@ -182,21 +179,7 @@ def _summarise(findings: list, level: float) -> None:
         alone = f"; {together:,} leaked ones together can" if together <= tested else ""
         note(
             f"warning: with {count:,} controls (for {tested:,} items) a single leaked item cannot reach "
-            f"q < {level:g}{alone}. {wanted:,} controls would do: {_more_controls(kind, wanted)}"
+            f"q < {level:g}{alone}. {wanted:,} controls would do: {_MORE[kind].format(wanted)}"
         )
-    if kind == "made":
-        note("controls made from the items are exchangeable with them only roughly: see stride audit --help")
-    elif kind == "absent":
-        note(
-            "items that are not in the corpus are the controls: an effect on them can be found with "
-            "--controls FILE only"
-        )
-
-
-def _more_controls(kind: str, wanted: int) -> str:
-    """How to come by that many, given what was used."""
-    if kind == "made":
-        return "a larger --controls-per-item, or --controls FILE"
-    if kind == "file":
-        return "a longer --controls file"
-    return f"--controls FILE of {wanted:,} items that cannot be in the corpus, or, roughly, --controls made"
+    if kind in _CAVEATS:
+        note(_CAVEATS[kind])

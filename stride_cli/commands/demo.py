@@ -35,28 +35,30 @@ def demo(
     answers at once.
     """
     from stride_cli import api
+    from stride_cli.commands.tables import print_table
     from stride_cli.output import emit, note, wants_json
 
     as_json = wants_json(json)
     session, prompts = api.prepare_demo(out, train_anew=train, say=note)
-    found = 0
     asked = [prompt for prompt in prompts if prompt["listed"] or every]
-    rows: list[tuple[str, str, str, bool]] = []
+    rows: list[list[str]] = []
     answers = session.query_all([{"prompt": prompt["prompt"]} for prompt in asked])
     for prompt, answer in zip(asked, answers, strict=True):
         record = answer.to_record()
         top = record["hits"][0]["document"] if record["hits"] else None
         correct = top in prompt["documents"]
-        found += correct
         if as_json:
             emit({**record, "expected": prompt["documents"], "found": correct})
         elif not rows:
             from stride_cli.commands.rendering import render_answer
 
             render_answer(answer)
-        rows.append((prompt["prompt"], record["response"], top or "–", correct))
+        said = record["response"].strip()
+        rows.append([prompt["prompt"], said, top or "–", "states it" if correct else "other"])
     if not as_json:
-        _render(rows)
+        columns = ["prompt", "the model says", "top document", ""]
+        print_table("ten prompts and their top documents", columns, rows)
+    found = sum(row[-1] == "states it" for row in rows)
     note(f"the document that states the fact is on top for {found} of {len(asked)} prompts")
     note("\nnext:")
     for command in suggested(str(out / "demo.stride")):
@@ -73,19 +75,3 @@ def suggested(index: str) -> list[str]:
         f"stride index info {index}",
         "stride ask your-corpus.jsonl --model your-model 'a question'",
     ]
-
-
-def _render(rows: list[tuple[str, str, str, bool]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from stride_cli.characters import printable
-    from stride_cli.output import console
-
-    table = Table(box=None, pad_edge=False, title="ten prompts and their top documents", title_justify="left")
-    for name in ("prompt", "the model says", "top document", ""):
-        table.add_column(name)
-    for prompt, response, document, correct in rows:
-        mark = Text("states it", style="green") if correct else Text("other", style="yellow")
-        table.add_row(Text(prompt), Text(printable(response.strip())), Text(document), mark)
-    console().print(table)

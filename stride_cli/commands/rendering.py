@@ -6,10 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
+from stride_cli import output
+from stride_cli.attribution.passages import matching_spans
+from stride_cli.characters import one_line, printable, shortened
+from stride_cli.recovery.conditioning import tell
+from stride_cli.report import explanation as told
+
+if TYPE_CHECKING:
     from stride_cli.api import Answer
     from stride_cli.schema.answer_records import AnswerRecord, HitRecord
 
@@ -29,27 +37,19 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         check of the measurement
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    from stride_cli.characters import printable
-    from stride_cli.output import console as open_console
-    from stride_cli.report.explanation import explain, no_verdict, odds, verdict
-
-    console = console or open_console()
+    console = console or output.console()
     record = answer.to_record()
     console.print(_title(record))
     style = _VERDICTS.get(record["verdict"] or "", "dim")
     if verbose:
-        console.print(Text(printable(explain(record)), style=style))
+        console.print(Text(printable(told.explain(record)), style=style))
     elif record["verdict"] is not None or not answer.labels:
-        console.print(Text(verdict(record) or no_verdict(record), style=style))
+        console.print(Text(told.verdict(record) or told.no_verdict(record), style=style))
     tokens = record["scored_tokens"]
     likely = f"{tokens} scored token{'s' * (tokens != 1)}, probability {math.exp(-answer.loss):.2g}"
     likely += " a token" if tokens != 1 else ""
     if comparison := record.get("comparison"):
-        likely = odds(comparison)
+        likely = told.odds(comparison)
     if record["template"] == "chat":
         likely += ", asked in the chat template"
     console.print(Text(likely, style="dim"))
@@ -89,9 +89,6 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
 
 def _title(record: AnswerRecord) -> Text:
     """What was asked and what the model said; of many prompts the first few."""
-    from rich.text import Text
-
-    from stride_cli.characters import printable, shortened
 
     prompts, responses = [record["prompt"]], [record["response"]]
     title = Text()
@@ -114,17 +111,15 @@ def _title(record: AnswerRecord) -> Text:
 
 def _how(answer: Answer) -> str:
     """Where the numbers come from, and what they are not."""
-    from stride_cli.recovery.conditioning import tell
-    from stride_cli.report.explanation import estimated_from, found_of, what_scores_are
 
     subsets, record = len(answer.solution.residual), answer.to_record()
-    found = f"{what_scores_are(record)}; "
+    found = f"{told.what_scores_are(record)}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
     enough = tell(answer.solution.n_chunks, subsets // record["measurement"]["models"])
-    found += estimated_from(record, subsets, enough)
+    found += told.estimated_from(record, subsets, enough)
     if recall := record.get("recall"):
-        found += f"; {found_of(recall)}"
+        found += f"; {told.found_of(recall)}"
     if answer.shrinkage is not None:
         found += ", small ones shrunk"
     if answer.coverage < 1:
@@ -135,18 +130,14 @@ def _how(answer: Answer) -> str:
 def _list(
     title: str, hits: Sequence[HitRecord], record: AnswerRecord, largest: float
 ) -> list[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from stride_cli.report.explanation import BELOW_THE_LINE, line_at
 
     query = f"{record['prompt']} {record['response']}"
     number = max(len(f"{hit['rank']:g}") for hit in hits)
     lines: list[RenderableType] = [Text(f"\n{title}", style="italic")]
-    parted = line_at([hit["above_line"] for hit in hits]) if hits[0]["sign"] == "supports" else None
+    parted = told.line_at([hit["above_line"] for hit in hits]) if hits[0]["sign"] == "supports" else None
     for place, hit in enumerate(hits):
         if place == parted:
-            lines.append(Text(f"{'─' * (number + 1)} {BELOW_THE_LINE} ───", style="dim"))
+            lines.append(Text(f"{'─' * (number + 1)} {told.BELOW_THE_LINE} ───", style="dim"))
         lines.append(_heading(hit, record, largest, number))
         lines.append(Padding(_passage(hit, query), (0, 0, 0, number + 1)))
     return lines
@@ -154,10 +145,6 @@ def _list(
 
 def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) -> Text:
     """Rank, bar, share, score, document and what is special about it."""
-    from rich.text import Text
-
-    from stride_cli.characters import one_line
-    from stride_cli.report.explanation import flags, score
 
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
     if hit["influence"]:
@@ -169,9 +156,9 @@ def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) 
         line.append("   –  ")
     else:
         line.append(f" {hit['share']:4.0%} ")
-        line.append(f"{score(hit['influence'], largest, record)} ", style="dim")
+        line.append(f"{told.score(hit['influence'], largest, record)} ", style="dim")
     line.append(one_line(hit["document"]), style="bold")
-    special = "; ".join(flags(hit))
+    special = "; ".join(told.flags(hit))
     if special:
         line.append(f"  {special}", style="yellow")
     return line
@@ -179,11 +166,6 @@ def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) 
 
 def _passage(hit: HitRecord, query: str) -> Text:
     """The passage with the words of the query marked."""
-    from rich.text import Text
-
-    from stride_cli.attribution.passages import matching_spans
-    from stride_cli.characters import printable
-
     passage = printable(hit["passage"])
     text = Text(passage)
     for start, stop in matching_spans(passage, query):
