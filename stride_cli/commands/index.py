@@ -21,6 +21,7 @@ from stride_cli.commands.options import (
     ModelPath,
     NewModel,
     Reading,
+    adapted,
     find_index,
     flag_of,
     with_flags,
@@ -113,15 +114,18 @@ def build(
             )
         built = api.build_index_of_run(from_run, out=out, options=options, reading=reading)
         steps = sorted(map(str, from_run.glob("checkpoints/step-*")))
-    elif not corpus or model is None:
+    elif not corpus or (model is None and adapter is None):
         lacking = "a model" if corpus else "a corpus"
         raise errors.UsageError(
             f"{lacking} is missing (expected a corpus and --model, or --from-run)",
             fix="stride index build corpus.jsonl --model model",
         )
     else:
-        with permitted(Permissions(trust_code=trust_code)):
-            built = api.build_index(corpus, model_path=model, out=out, options=options, reading=reading)
+        named: dict[str, Any] = {"model": model, "adapter": adapter}
+        with permitted(Permissions(trust_code=trust_code)), adapted(named):
+            built = api.build_index(
+                corpus, model_path=named["model"], out=out, options=options, reading=reading
+            )
     _report(built, out, begin, json)
     next_step("stride", "train", "--index", str(out), *(["--checkpoints", *steps] if steps else []))
 

@@ -215,10 +215,7 @@ class Where:
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameters that are annotated with `Flags` or `Where`.
-
-    One with a `ModelPath` gets the flags of how a model is held, too, and of `--adapter`.
-    """
+    """Give a command the flags of its parameters that are annotated with `Flags` or `Where`."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[Any, Flags | Where]] = {}
     parameters: list[inspect.Parameter] = []
@@ -229,16 +226,10 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             parameters += found[0].parameters.values()
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    names_model = any(parameter.annotation == ModelPath for parameter in signature.parameters.values())
-    if names_model:
-        parameters += [p for n, p in QUERIED.parameters.items() if n == "adapter" or n in HELD.parameters]
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         with ExitStack() as stack:
-            if names_model:
-                stack.enter_context(held(values))
-                stack.enter_context(adapted(values))
             given = {
                 name: _built(kind, flags.given(values))
                 for name, (kind, flags) in groups.items()
@@ -302,8 +293,7 @@ AdapterPath = Annotated[
         rich_help_panel=MORE,
     ),
 ]
-QUERIED = Where("query")
-Asked = Annotated[WorkspacePath, QUERIED]  # the index that is asked
+Asked = Annotated[WorkspacePath, Where("query")]  # the index that is asked
 Held = Annotated[WorkspacePath, Where(index=False)]  # a model whose index is named otherwise
 Fitted = Annotated[WorkspacePath, Where("train")]  # the index that is fitted
 

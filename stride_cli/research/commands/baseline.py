@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stride_cli.commands.completion import complete_method
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.commands.options import Flags, Held, IndexPath, Json, find_index, with_flags
 from stride_cli.errors import UsageError
 from stride_cli.research.commands.evaluate_options import Results, open_bench
 from stride_cli.research.evaluation.options import BenchOptions, RankingOptions
@@ -37,15 +38,13 @@ def baseline(
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Say which methods there are, and leave.")] = False,
     index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Held,
     asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries", "chat"))],
     given: Annotated[dict[str, Any], Flags(RankingOptions)],
     scores: Annotated[
         Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Rank documents for every query by any attribution method: the sum of their chunks' scores.
@@ -69,7 +68,7 @@ def baseline(
         raise UsageError("no method is given", fix="see which there are: stride baseline --list")
     shown = RankingOptions(**given)
     opened = open_method(method)
-    bench = open_bench(index, model, BenchOptions(**asked), device, dtype)
+    bench = open_bench(replace(where, index=find_index(index)), BenchOptions(**asked))
     chosen, task = bench.queries, bench.workspace
     owner = np.asarray(task.index.array("corpus/chunk_document"))
     opened.fit(task)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.commands.options import Asked, Flags, Json, with_flags
 from stride_cli.commands.panels import CommandLine
 from stride_cli.research.commands.evaluate_causes import EXAMPLE as CAUSES_EXAMPLE
 from stride_cli.research.commands.evaluate_causes import causes
@@ -60,14 +60,11 @@ Examples:
 
 @with_flags
 def lds(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Measured,
     compared: Compared,
     shared: SharedMethods,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Linear datamodeling score: do summed scores predict the losses of models retrained on subsets?
@@ -81,7 +78,7 @@ def lds(
 
     options, judged, sharing = BenchOptions(**measured), LdsOptions(**compared), SharingOptions(**shared)
     specs = split_methods(options.methods)
-    bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
+    bench = open_bench(where, options, alpha=judged.alpha)
     run = Runs(bench, specs, sharing) if sharing.shared else None
     results = Results(json)
     for entry, ground in bench.lds(specs, response=judged.response, draws=judged.draws, run=run):
@@ -95,12 +92,9 @@ def lds(
 
 @with_flags
 def distribution(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Measured,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """How influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
@@ -111,7 +105,7 @@ def distribution(
 
     options = BenchOptions(**measured)
     specs = split_methods(options.methods)
-    bench = open_bench(index, model, options, device, dtype)
+    bench = open_bench(where, options)
     workspace, chosen, n_chunks = bench.workspace, bench.queries, bench.index.n_chunks
     results = Results(json)
     run = partial(run_method, workspace, queries=chosen, describe=True)
@@ -131,9 +125,8 @@ def distribution(
 
 @with_flags
 def compare(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Annotated[dict[str, Any], Flags(BenchOptions, methods={"default": "stride,tfidf,chance"})],
     compared: Compared,
     shared: SharedMethods,
@@ -145,8 +138,6 @@ def compare(
         ),
     ] = None,
     html: Html = None,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Methods side by side on the same truth: LDS, difference to the first, time, memory, disk.
@@ -173,7 +164,7 @@ def compare(
                 f"there is no directory '{html.parent}'", fix="make it, or give another --html path"
             )
         outlast_reader()
-    bench = open_bench(index, model, options, device, dtype, alpha=judged.alpha)
+    bench = open_bench(where, options, alpha=judged.alpha)
     ground = bench.ground(judged.response)
     names = [bench.truth.queries.names[row] for row in bench.rows]
     # the method whose part is taken out of the others comes second, and the reference's record waits for it

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.commands.options import Flags, Held, IndexPath, Json, find_index, settled, with_flags
 from stride_cli.errors import UsageError
-from stride_cli.research.commands.evaluate_options import Html, Results, SharedMethods, listed, named_place
+from stride_cli.research.commands.evaluate_options import Html, Results, SharedMethods, listed
 from stride_cli.research.evaluation.options import CausesOptions
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def causes(
         ),
     ] = None,
     index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Held,
     train: Annotated[
         str | None,
         typer.Option(
@@ -82,8 +82,6 @@ def causes(
     given: Annotated[dict[str, Any], Flags(CausesOptions)],
     shared: SharedMethods,
     html: Html = None,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Which method finds the documents that are known to have taught an answer? Recall@k, MRR, AUPRC.
@@ -118,7 +116,7 @@ def causes(
         outlast_reader()
     # 2. the index, the queries with their causes, and other tools' scores
     source = _source(queries, train, date_lm, index)
-    where = _where(source, index, model, device, dtype)
+    where = _prepared(source, index, where)
     workspace = where.open()
     refuse_classifier(workspace.index, "causes are documents")
     asked = source.read(workspace.index)
@@ -207,22 +205,18 @@ def _source(queries: Path | None, train: str | None, date_lm: Path | None, index
     return _Source(found.queries, str(found.train), place, found.n_ref, found.one_list)
 
 
-def _where(
-    source: _Source, index: str | None, model: str | None, device: str | None, dtype: str | None
-) -> WorkspacePath:
+def _prepared(source: _Source, index: str | None, where: WorkspacePath) -> WorkspacePath:
     """Find the index and its model; build and fit it first where it is missing and its corpus is named."""
     from stride_cli import api
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.commands.ask import beside
     from stride_cli.commands.train import train_settings
-    from stride_cli.config import resolve
     from stride_cli.output import note
 
     if source.train is None:
-        return named_place(index, model, device, dtype)
+        return replace(where, index=find_index(index))
     place = source.index or (Path(index) if index is not None else beside(source.train, ".stride"))
-    where = named_place(place, model, device, dtype)
-    nulls = CalibrationOptions(resolve("train", {}).nulls)
+    where, nulls = replace(where, index=place), settled(CalibrationOptions, {})
     api.prepare([source.train], where, training=train_settings(), calibration=nulls, say=note)
     return where
 

@@ -10,7 +10,7 @@ import typer
 
 from stride_cli import output
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import Flags, find_index
+from stride_cli.commands.options import Flags
 from stride_cli.errors import EXIT_USAGE, UsageError
 from stride_cli.research.evaluation.options import BenchOptions, LdsOptions
 
@@ -32,32 +32,11 @@ Html = Annotated[
 ]
 
 
-def named_place(
-    index: str | Path | None, model: str | None, device: str | None, dtype: str | None
-) -> WorkspacePath:
-    """Find the index and the model that the options, or stride.yaml, name."""
-    from stride_cli.config import resolve
-    from stride_cli.data.workspace import WorkspacePath
-
-    general = resolve("general", {"model": model})
-    place = index if isinstance(index, Path) else find_index(index)
-    return WorkspacePath(place, general.model, device or "auto", dtype or "auto")
-
-
-def open_bench(
-    index: str | None,
-    model: str | None,
-    options: BenchOptions,
-    device: str | None,
-    dtype: str | None,
-    *,
-    alpha: float | None = None,
-) -> Bench:
+def open_bench(where: WorkspacePath, options: BenchOptions, *, alpha: float | None = None) -> Bench:
     """Open index, truth and queries as the shared options name them."""
     from stride_cli.research.evaluation.bench import Bench
 
-    place = named_place(index, model, device, dtype)
-    return Bench(place, queries=options.queries, alpha=alpha, chat=options.chat)
+    return Bench(where, queries=options.queries, alpha=alpha, chat=options.chat)
 
 
 class Results:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from index_format.location import local_directory
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
+from stride_cli.commands.options import Asked, Flags, Json, with_flags
 from stride_cli.research.commands.evaluate_options import Measured, Results, listed, open_bench
 from stride_cli.research.evaluation.options import BenchOptions, LooOptions, RemovalOptions, TailPatchOptions
 
@@ -36,13 +37,10 @@ Examples:
 
 @with_flags
 def tail_patch(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Measured,
     given: Annotated[dict[str, Any], Flags(TailPatchOptions)],
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """One training step on a query's top chunks: how much more does log p rise than by random chunks?
@@ -57,7 +55,8 @@ def tail_patch(
 
     options, patch = BenchOptions(**measured), TailPatchOptions(**given)
     ks, specs = sorted(listed("--top", patch.top)), split_methods(options.methods)
-    bench = open_bench(index, model, options, device, dtype or "fp32")
+    precise = replace(where, dtype="fp32") if where.dtype == "auto" else where
+    bench = open_bench(precise, options)
     task, chosen = bench.workspace, bench.queries
     check_ks(ks, task.n_chunks)
     patcher = Patcher(task, chosen, lr=patch.lr)
@@ -77,15 +76,12 @@ def tail_patch(
 
 @with_flags
 def removal(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Measured,
     given: Annotated[
         dict[str, Any], Flags(RemovalOptions, first=("top", "limit", "seeds", "draws", "grouped"))
     ],
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Retrain without a query's k highest chunks: does its prediction suffer more than by random removal?
@@ -106,10 +102,10 @@ def removal(
     if removing.grouped:
         from stride_cli.research.commands.evaluate_groups import removal_of_groups
 
-        removal_of_groups(open_bench(index, model, options, device, dtype), options, removing, json)
+        removal_of_groups(open_bench(where, options), options, removing, json)
         return
     ks, specs = sorted(listed("--top", removing.top)), split_methods(options.methods)
-    bench = open_bench(index, model, options, device, dtype)
+    bench = open_bench(where, options)
     local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, _draw_queries(bench, removing.limit)
     check_ks(ks, task.n_chunks)
@@ -139,13 +135,10 @@ def removal(
 
 @with_flags
 def loo(
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     measured: Measured,
     given: Annotated[dict[str, Any], Flags(LooOptions, first=("chunks", "seeds"))],
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Leave-one-out agreement: scores of single chunks against retraining without them.
@@ -166,7 +159,7 @@ def loo(
 
     options, leaving = BenchOptions(**measured), LooOptions(**given)
     specs = split_methods(options.methods)
-    bench = open_bench(index, model, options, device, dtype)
+    bench = open_bench(where, options)
     local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, bench.queries
     sample = sample_chunks(task.n_chunks, leaving.chunks, seed=task.seed)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, flag, with_flags
+from stride_cli.commands.options import Asked, Flags, Json, flag, with_flags
 from stride_cli.errors import UsageError
-from stride_cli.research.commands.evaluate_options import named_place
 from stride_cli.research.evaluation.options import BenchOptions, ImportOptions
 from stride_cli.research.training.options import TruthOptions, per_mille
 
@@ -32,9 +31,8 @@ def truth(
         Path,
         typer.Option("--queries", help='JSON Lines of {"id", "text"} or {"id", "prompt", "response"}.'),
     ],
-    index: IndexPath = None,
-    model: ModelPath = None,
     *,
+    where: Asked,
     given: Annotated[
         dict[str, Any],
         Flags(
@@ -58,8 +56,6 @@ def truth(
     ] = None,
     reading: Annotated[dict[str, Any], Flags(ImportOptions)],
     chat: Annotated[bool | None, flag(BenchOptions, "chat")] = None,
-    device: Device = None,
-    dtype: Dtype = None,
     overwrite: Annotated[bool, flag(TruthOptions, "overwrite")] = False,
     json: Json = False,
 ) -> None:
@@ -75,7 +71,6 @@ def truth(
 
     begin = time.monotonic()
     options, rows = TruthOptions(**given, overwrite=overwrite), ImportOptions(**reading).rows
-    where = named_place(index, model, device, dtype)
     if imported is None:
         share = per_mille(options.alpha)
         workspace, wanted, found = build_truth_of(where, queries, options, chat=chat)

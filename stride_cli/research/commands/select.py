@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import SharingOptions
-from stride_cli.commands.options import Device, Dtype, Flags, IndexPath, Json, ModelPath, with_flags
-from stride_cli.research.commands.evaluate_options import named_place
+from stride_cli.commands.options import Asked, Flags, Json, with_flags
 from stride_cli.research.selection.options import SelectOptions
 
 if TYPE_CHECKING:
@@ -36,10 +35,7 @@ def select(
     *,
     given: Annotated[dict[str, Any], Flags(SelectOptions, out={"default": Path("selection")})],
     shared: Annotated[dict[str, Any], Flags(SharingOptions, workers={"help": SHARED_QUERIES})],
-    index: IndexPath = None,
-    model: ModelPath = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    where: Asked,
     json: Json = False,
 ) -> None:
     """Choose training documents for a task, with equally many at random and by BM25 beside them."""
@@ -51,7 +47,6 @@ def select(
 
     options = SelectOptions(**given)
     size, started = options.size, time.perf_counter()
-    where = named_place(index, model, device, dtype)
     opened, queries, found = run_selection(where, task, options, SharingOptions(**shared))
     lots = sum(bool(np.isnan(choice.rank)) for choice in found.chosen)
     if lots:

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stride_cli.commands.options import (
-    Device,
-    Dtype,
-    Flags,
-    IndexPath,
-    Json,
-    ModelPath,
-    find_index,
-    with_flags,
-)
+from stride_cli.commands.options import Fitted, Flags, Json, with_flags
 from stride_cli.research.commands.evaluate_options import listed
 from stride_cli.research.tuning.options import TuneOptions
 
@@ -35,8 +26,6 @@ Examples:
 
 @with_flags
 def tune(
-    index: IndexPath = None,
-    model: ModelPath = None,
     space: Annotated[
         str | None, typer.Option("--space", help="Operator spaces to try, separated by commas.")
     ] = None,
@@ -51,11 +40,10 @@ def tune(
         str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
     ] = "0.003,0.01,0.03,0.1,0.3",
     *,
+    where: Fitted,
     given: Annotated[dict[str, Any], Flags(TuneOptions)],
     html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Try settings of the operators on this index, and write the best to stride.yaml.
@@ -88,8 +76,7 @@ def tune(
         check_place(html)
     if html is not None or not dry_run:
         outlast_reader()
-    general = resolve("general", {"model": model})
-    chosen = resolve("train", {"device": device, "dtype": dtype})
+    chosen = resolve("train", {})
     swept = (
         ("space", space, str),
         ("layer", layer, int),
@@ -112,11 +99,11 @@ def tune(
         emit(record)
 
     result = api.tune(
-        find_index(index),
+        where.index,
         options,
-        model_path=general.model,
-        device=chosen.device,
-        dtype=chosen.dtype,
+        model_path=where.model,
+        device=where.device,
+        dtype=where.dtype,
         on_trial=show,
     )
     settings = result.pop("settings")
