@@ -150,7 +150,7 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     ----------
     beside : bytes that are about to be taken of it beside a batch: gradients that are held together
     """
-    if device.type == "cpu":
+    if device.type == "cpu" or not n_subsets:
         return SubsetSums(n_subsets, sizes)
     gates, free = sum(sizes), free_bytes(device)
     rows = rows_at_once(n_subsets, gates, device, beside=beside)

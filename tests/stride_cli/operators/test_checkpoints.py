@@ -29,13 +29,12 @@ from stride_cli.operators import fitting, saving
 from stride_cli.operators.checkpoints import stored_checkpoints
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.options import FitRunOptions, resolve_settings, train_options
+from stride_cli.operators.options import FitRunOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.training import index_fit
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
-from tests.tiny_models import tiny_nanochat
 
 DEMO = Path(__file__).parents[3] / "stride_cli" / "demo" / "corpus.jsonl"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
@@ -127,15 +126,6 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
     assert answer.loss == pytest.approx(together.query(query, api.QueryOptions(measure="exact")).loss)
 
 
-def test_exact_measurement_has_them_all_too(run_folder: Path) -> None:
-    session = api.Session.open(run_folder / "run.stride")
-    answer = session.query(PROMPT, api.QueryOptions(measure="exact", max_new_tokens=3))
-    assert answer.agreement is not None and answer.agreement > 0.99
-    linear = session.query(PROMPT, api.QueryOptions(max_new_tokens=3, check=True))
-    assert linear.agreement is not None and linear.agreement > 0.99
-    assert np.corrcoef(linear.responses, answer.responses)[0, 1] > 0.99
-
-
 def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     """The method of the evaluation, the audit, and a fit of the method's own agree with a query."""
     from stride_cli.audit.effect import _measure
@@ -166,22 +156,6 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     asked = session.query(Query(PROMPT, "", sample.ids[0], sample.weights[0], False))
     np.testing.assert_allclose(measured.responses[0], asked.responses, rtol=1e-5, atol=1e-9)
     assert measured.losses[0] == pytest.approx(asked.loss)
-
-
-def test_a_report_shows_an_answer_of_several_models(run_folder: Path) -> None:
-    from stride_cli.attribution.passages import direction_of, token_influence
-    from stride_cli.report.contents import from_answer
-
-    session = api.Session.open(run_folder / "run.stride")
-    answer = session.query(PROMPT, api.QueryOptions(max_new_tokens=4, top=3))
-    shown = from_answer(session, answer)
-    assert len(shown.responses.measured) == 3 * 40
-    # what carries the influence is read off the index's own model
-    chunk = ChunkReader(session.index).batch(np.asarray([answer.supporters[0].chunk]))
-    found = token_influence(
-        session.steered[0], direction_of(session.steered[0], answer.query, answer.responses[:40]), chunk
-    )
-    assert np.isfinite(found[0]).all() and np.abs(found[0]).max() > 0
 
 
 def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: Path) -> None:
@@ -230,33 +204,6 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     content[-1] ^= 1
     damaged.write_bytes(content)
     assert [problem.kind for problem in verify(index)] == ["content"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fit", ["closed", "sgd"])
-def test_an_interrupted_fit_goes_on_at_the_checkpoint_where_it_was(
-    run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: str
-) -> None:
-    options = train_options(fit, checkpoints=kept(run_folder)[:2], steps=5 if fit == "sgd" else None)
-    whole = Path(shutil.copytree(bare, tmp_path / "whole.stride"))
-    api.train(whole, options)
-    fitted = []
-
-    def fit_operators(model, *given, **named):
-        fitted.append(model.fingerprint)
-        if len(fitted) == 3:
-            raise KeyboardInterrupt
-        return before(model, *given, **named)
-
-    before = fitting.fit_operators
-    monkeypatch.setattr(fitting, "fit_operators", fit_operators)
-    with pytest.raises(KeyboardInterrupt):
-        api.train(bare, options)
-    assert not Index.open(bare).has("operators")
-    api.train(bare, options)
-    assert len(fitted) == 4 and fitted[2] == fitted[3]
-    assert_same_fit(bare / "operators", whole / "operators")
-    assert not (bare / "operators.partial").exists()
 
 
 def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
@@ -390,67 +337,6 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
     assert not (bare / "operators.partial").exists()
     with pytest.raises(ModelError, match="there is no model"):
         api.train(bare, api.ClosedOptions(checkpoints=[tmp_path / "nothing"]))
-
-
-@pytest.mark.slow
-def test_a_model_of_another_architecture_may_take_part(run_folder: Path, bare: Path, tmp_path: Path) -> None:
-    """Wider and deeper, trained on its own with the same tokenizer."""
-    from transformers import AutoTokenizer
-
-    from stride_cli.models.language.tokenizer import quiet_transformers
-
-    config = json.loads((run_folder / "model" / "config.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(run_folder / "model")
-    wide = tiny_nanochat(config["vocab_size"], width=48, layers=3, scale=1.0)
-    with quiet_transformers():
-        wide.save_pretrained(tmp_path / "wide")
-        tokenizer.save_pretrained(tmp_path / "wide")
-    record = api.train(bare, api.ClosedOptions(checkpoints=[tmp_path / "wide"]))
-    assert record["checkpoints"][0]["layer"] == 2 and record["layer"] == 1
-    answer = api.Session.open(bare).query(PROMPT, api.QueryOptions(max_new_tokens=3))
-    assert np.isfinite(answer.responses).all()
-
-
-@pytest.mark.slow
-def test_from_the_command_line_and_the_settings(
-    run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from typer.testing import CliRunner
-
-    from stride_cli.commands.app import command_line
-
-    monkeypatch.chdir(tmp_path)
-    one, two, _ = map(str, kept(run_folder))
-    asked = [
-        "train",
-        "--index",
-        str(bare),
-        "--device",
-        "cpu",
-        "--dtype",
-        "fp32",
-        "--space",
-        "logit",
-        "--no-calibration",
-        "--json",
-    ]
-    runner, app = CliRunner(), command_line()
-
-    def train(*arguments: str) -> list[str]:
-        result = runner.invoke(app, [*asked, *arguments])
-        assert result.exit_code == 0, result.output
-        return [entry["path"] for entry in json.loads(result.stdout.splitlines()[-1])["checkpoints"]]
-
-    # as the shell writes model/checkpoints/*
-    assert train("--checkpoints", one, two) == [one, two]
-    shown = runner.invoke(app, ["index", "info", str(bare), "--json"])
-    named = json.loads(shown.stdout)["operators"]["checkpoints"]
-    assert [str((bare / entry["path"]).resolve()) for entry in named] == [one, two]
-    assert train("--overwrite", "--checkpoints", two, "--checkpoints", one) == [two, one]
-    (tmp_path / "stride.yaml").write_text(f"train:\n  checkpoints: ['{one}']\n")
-    assert train("--overwrite") == [one]
-    result = runner.invoke(app, ["train", one, "--index", str(bare)])
-    assert result.exit_code != 0 and "unexpected argument" in str(result.exception)
 
 
 def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:

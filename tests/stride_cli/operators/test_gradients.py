@@ -78,31 +78,10 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("buckets", [4096, 16])
-def test_gate_gradient_matches_finite_differences(
+def test_gate_gradient_equals_autograd_through_the_steered_model(
     model, chunks: ChunkReader, name: str, buckets: int
 ) -> None:
     space = make_space(model, name, buckets)
-    batch = chunks.batch(np.arange(3))
-    (gradient,), _ = gate_gradients(SteeredModel(model, [space], LAYER), batch)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4):
-        direction = torch.randn(3, space.gate_size, generator=generator)
-        direction /= direction.norm(dim=1, keepdim=True)
-        step = 3e-2
-        with torch.no_grad():
-            up = steered_loss(model, space, batch, step * direction)
-            down = steered_loss(model, space, batch, -step * direction)
-        numeric = -(up - down) / (2 * step)
-        torch.testing.assert_close(
-            (gradient * direction).sum(1).double(), numeric, rtol=2e-2, atol=2e-4 * float(gradient.norm())
-        )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gate_gradient_equals_autograd_through_the_steered_model(
-    model, chunks: ChunkReader, name: str
-) -> None:
-    space = make_space(model, name)
     batch = chunks.batch(np.arange(4))
     (gradient,), loss = gate_gradients(SteeredModel(model, [space], LAYER), batch)
     gates = torch.zeros(4, space.gate_size, requires_grad=True)

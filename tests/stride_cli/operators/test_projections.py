@@ -25,7 +25,7 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.operators import gradient_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.corpus_pass import go_over_corpus
-from stride_cli.operators.fit_kernels import turn, turns
+from stride_cli.operators.fit_kernels import turn
 from stride_cli.operators.gradient_sums import PassSettings
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
@@ -126,15 +126,6 @@ def test_turning_is_the_product_with_a_hadamard_matrix(
     np.testing.assert_array_equal(np.delete(found, within, 1), np.delete(numbers, within, 1))
 
 
-@pytest.mark.parametrize("count", [64, 192, 1024, 8 * 8256])
-def test_all_numbers_are_turned(count: int) -> None:
-    reached = np.zeros(count, bool)
-    for start, length in turns(count):
-        assert length & (length - 1) == 0 and 2 * length > count
-        reached[start : start + length] = True
-    assert reached.all()
-
-
 @pytest.mark.parametrize("count", [1024, 8 * 8256])
 def test_signs_say_the_more_the_more_there_are_of_gradients_with_a_few_large_gates(count: int) -> None:
     """Errors are as large as they say also where most gates are next to nothing, which a place that holds
@@ -146,13 +137,6 @@ def test_signs_say_the_more_the_more_there_are_of_gradients_with_a_few_large_gat
     found, noise = Projections(codes, step, 1).products([torch.from_numpy(asked)])
     errors = (found - asked @ own.T) / (noise[:, None] * step)
     assert np.sqrt(np.square(errors).mean()) == pytest.approx(1.0, abs=0.15)
-
-
-def test_products_of_folded_rows_are_those_of_the_gates_up_to_noise() -> None:
-    rows = torch.randn(60, 100_000, generator=torch.Generator().manual_seed(0))
-    folded = Folding(100_000, 2048, 3)([rows[:, :60_000], rows[:, 60_000:]])
-    noise = (folded @ folded.T - (rows @ rows.T).numpy()) / 100_000
-    assert float(noise.std()) == pytest.approx(2048**-0.5, rel=0.2) and abs(float(noise.mean())) < 2e-3
 
 
 @pytest.mark.parametrize("size", [5000, 300])
@@ -392,37 +376,6 @@ def test_arrays_of_another_shape_are_refused(fitted: Operators, name: str, chang
         arrays[name] = change(arrays[name])
     with pytest.raises(IndexDamaged, match=f"40 rows of {BYTES}"):
         Operators.from_arrays(arrays, attributes)
-
-
-def test_the_fit_itself_is_the_same_with_them(model, chunks: ChunkReader, columns, fitted: Operators) -> None:
-    plain = fit_closed(model, chunks, columns, K, settings_for())
-    assert plain.projections is None
-    for with_them, without in zip(fitted.gates, plain.gates, strict=True):
-        np.testing.assert_array_equal(with_them, without)
-
-
-def test_an_interrupted_fit_continues_to_the_same_bits(
-    model, chunks: ChunkReader, columns, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = gradient_sums.chunk_gradients, []
-
-    def dies(*arguments, **keywords):
-        calls.append(arguments)
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-        return real(*arguments, **keywords)
-
-    monkeypatch.setattr(gradient_sums, "chunk_gradients", dies)
-    saving = {"scratch": tmp_path, "save_seconds": 0}
-    with pytest.raises(KeyboardInterrupt):
-        fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving)
-    calls.clear()
-    calls.extend([()] * 8)
-    resumed = fit_closed(model, chunks, columns, K, settings_for(project=BYTES), **saving).projections
-    assert 0 < len(calls) - 8 < len(chunks.plan(96))
-    assert resumed is not None and fitted.projections is not None
-    for name in ("codes", "step"):
-        np.testing.assert_array_equal(getattr(fitted.projections, name), getattr(resumed, name))
 
 
 def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
