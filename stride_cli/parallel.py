@@ -1,7 +1,7 @@
 """Share work out to processes of this machine (`concurrent.futures`) or to tasks of a Ray cluster.
 
-How to use it. The work is a function of one task that can be pickled (of a module, a method of a dataclass,
-or a `functools.partial`). Tasks are any iterable, which is read as workers get free:
+How to use it. The work is a function of one task that can be pickled (of an imported module, a method of a
+dataclass, or a `functools.partial`). Tasks are any iterable, which is read as workers get free:
 
     with Workers(builder.build, count, engine="local") as workers:
         for number, built in workers.as_done(ranges):     # (number of the task, result)
@@ -28,13 +28,16 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from multiprocessing import connection
+from types import ModuleType
 from typing import Any, TypeVar
 
 from index_format.errors import IndexFormatError
@@ -88,6 +91,7 @@ class Workers:
             self._pool = _Ray(work, count, threads, on_gpu)
         elif apart or (count or available_cores()) > 1:
             self._pool = _Processes(work, count or available_cores(), threads, on_gpu)
+        _open.add(self)
 
     def as_done(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (number of the task, its result) as tasks are done.
@@ -124,8 +128,7 @@ class Workers:
                 if max(attempts.values(), default=_ATTEMPTS) >= _ATTEMPTS:
                     raise StrideError(
                         f"a worker was killed {_ATTEMPTS} times over the same work, or could not start",
-                        fix="out of memory? use fewer --workers; what is finished is kept. A script that "
-                        "calls this needs `if __name__ == '__main__':`",
+                        fix="out of memory? use fewer --workers; what is finished is kept",
                     ) from None
                 note("a worker was killed (out of memory?); its work is done again")
                 waiting.extendleft(reversed(running.values()))
@@ -153,6 +156,7 @@ class Workers:
         May be called by another thread than the one that waits for results, to which an error is raised.
         """
         global _last
+        _open.discard(self)
         with self._closing:
             if self._pool is not None and not self._closed:
                 self._closed = True
@@ -164,6 +168,15 @@ class Workers:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+_open: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """End workers whose block has not ended: an error that is being handled may hold it suspended."""
+    for workers in list(_open):
+        workers.close()
 
 
 def check_engine(name: str) -> None:
@@ -269,19 +282,17 @@ class _Processes:
             "STRIDE_NO_PROGRESS": "1",  # the bar is this process's
             variable("trust_code"): "1",  # what `work` runs was let run here, or it would not be here
         }
-        slots = self._context.SimpleQueue()
-        for slot in range(self._count if self._gpus else 0):
-            slots.put(self._gpus[slot % len(self._gpus)])
         self._pool = ProcessPoolExecutor(
             self._count,
             self._context,
             initializer=_begin,
-            initargs=(watched, environment, slots if self._gpus else None, self._threads, self._work),
+            initargs=(watched, environment, self._gpus, self._threads, self._work),
         )
         self._watched = watched
 
     def submit(self, task: Any) -> Future[Any]:
-        return self._pool.submit(_do, task)
+        with _without_main():  # which starts processes
+            return self._pool.submit(_do, task)
 
     def first(self, running: Iterable[Future[Any]]) -> Future[Any]:
         return next(iter(wait(running, return_when=FIRST_COMPLETED).done))
@@ -293,6 +304,17 @@ class _Processes:
         self._held.close()
         self._watched.close()
         self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Within: processes that are started do not run this program's main module, which may have no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _context(threads: int) -> Any:
@@ -315,7 +337,11 @@ _work: Any = None  # of this worker: a function, or bytes that it is made of
 
 
 def _begin(
-    watched: connection.Connection, environment: dict[str, str], gpus: Any, threads: int, work: bytes
+    watched: connection.Connection,
+    environment: dict[str, str],
+    gpus: Sequence[str],
+    threads: int,
+    work: bytes,
 ) -> None:
     """Prepare a new worker process."""
     global _work
@@ -326,9 +352,13 @@ def _begin(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if "numba" not in sys.modules:
         os.environ["NUMBA_NUM_THREADS"] = str(threads)
-    if gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus.get()
+    if gpus:  # in turn: processes are numbered as they are started
+        number = int(multiprocessing.current_process().name.rpartition("-")[2])
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     keep_freed_memory()
+    with contextlib.suppress(ImportError):
+        # its own lock is a semaphore, which a worker that is ended leaves behind
+        import_module("tqdm").tqdm.set_lock(threading.RLock())
     _work = work
 
 

@@ -70,33 +70,6 @@ def _thaw() -> None:
         gc.unfreeze()
 
 
-def preload(*, any_model: bool = True, optimizers: bool = True) -> None:
-    """Import what opening a model and training it imports, for a process that forks others.
-
-    Nothing is computed and no device is asked for, so that there are no threads and no contexts that a fork
-    would lose.
-
-    Parameters
-    ----------
-    any_model : bool        transformers too; our own NanoChat do without
-    optimizers : bool       torch's too
-    """
-    import safetensors.torch  # noqa: F401
-    import scipy.linalg  # of compiled kernels, when the first is run
-
-    if optimizers:
-        import torch._dynamo  # noqa: F401  # which they import when the first is made
-    if any_model:
-        import scipy.optimize  # noqa: F401
-        import transformers
-        import transformers.modeling_utils
-
-        for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
-            getattr(transformers, name)  # imported when first asked for
-    gc.collect()
-    freeze()  # pages that the collector does not touch stay shared
-
-
 def share_cores() -> None:
     """Let OpenMP's threads sleep while they wait, unless the environment says otherwise.
 

@@ -4,7 +4,7 @@ Most of a short command is the import of torch and transformers. Tests that star
 of examples/, the README's blocks) or kill one again and again start them here: each is a process of its own,
 with its own arguments, environment, directory, streams, signals and exit status, and only its imports are
 older than it is. That commands start by themselves, from nothing, is what test_app.py and
-test_installation.py are for.
+test_installation.py are for. The fork server of a command's workers (`parallel`) is forked here, too.
 
     python -m tests.prepared SOCKET         listens there; ends when its stdin is closed
 """
@@ -32,7 +32,7 @@ _OFTEN = (
     *("numba.experimental", "numba.stencils.stencil", "scipy.stats", "zoneinfo", "html"),
     *("stride_cli.api", "stride_cli.models.loading", "stride_cli.training.pretraining"),
     *("stride_cli.research.evaluation.bench", "stride_cli.data.query_set", "index_format.writer"),
-    *("stride_cli.parallel", "stride_cli.training.jobs"),
+    *("stride_cli.training.jobs", "stride_cli.training.retraining"),
 )
 
 # what a shell script starts as `stride` or `python`: asks for a process, and ends as that one does
@@ -229,16 +229,19 @@ class Prepared:
 
 def _prepare() -> None:
     """Import what is slow to import; compute nothing, so that there are no threads that a fork would lose."""
-    from stride_cli.startup import freeze, preload, share_cores
+    from stride_cli.startup import freeze, share_cores
 
     share_cores()
-    preload()
     from stride_cli.commands.app import command_line
+    from stride_cli.parallel import IMPORTS
 
     command_line()
 
-    for name in _OFTEN:
+    for name in (*IMPORTS, *_OFTEN):
         importlib.import_module(name)
+    transformers: Any = sys.modules["transformers"]
+    for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
+        getattr(transformers, name)  # imported when first asked for
     os.fsync = lambda fd: None  # a killed process loses nothing that it has written: only a dead machine does
     freeze()
 

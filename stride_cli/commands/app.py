@@ -213,6 +213,8 @@ def _say(text: str) -> None:
 
 def _leave(code: int) -> NoReturn:
     """End with this exit code, without the interpreter's words on a closed pipe, or on Ctrl-C at its end."""
+    if (parallel := sys.modules.get("stride_cli.parallel")) is not None:
+        parallel.close_all()  # the interpreter would wait for their work
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

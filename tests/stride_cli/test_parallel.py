@@ -118,15 +118,18 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, capfd: pytest.Captu
 _SLEEPS = """
 import os, sys, time
 from pathlib import Path
-from stride_cli.parallel import Workers
 
 def sleep(task):
     Path(sys.argv[1], str(os.getpid())).touch()
     time.sleep(600)
+"""
+# a script without a guard: workers do not run it
+_SCRIPT = """
+from sleeps import sleep
+from stride_cli.parallel import Workers
 
-if __name__ == "__main__":
-    with Workers(sleep, 2) as workers:
-        list(workers.as_done(range(4)))
+with Workers(sleep, 2) as workers:
+    list(workers.as_done(range(4)))
 """
 
 
@@ -134,8 +137,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_process_that_has_them(tmp_path: Path, number: int) -> None:
     (tmp_path / "sleeps.py").write_text(_SLEEPS)
+    (tmp_path / "script.py").write_text(_SCRIPT)
     (tmp_path / "workers").mkdir()
-    line = [sys.executable, tmp_path / "sleeps.py", tmp_path / "workers"]
+    line = [sys.executable, tmp_path / "script.py", tmp_path / "workers"]
     process = subprocess.Popen(line, start_new_session=True, stderr=subprocess.DEVNULL)
     assert _eventually(lambda: len(list((tmp_path / "workers").iterdir())) == 2)
     if number == signal.SIGINT:

@@ -85,7 +85,7 @@ def test_workers_answer_as_one_process_does(
     assert living_workers() == []
     # a bad one ends the command after those before it, or is recorded in its place
     lines = prompts.read_text().splitlines()
-    lines[3] = "[1]"
+    lines[3] = "{}"
     lines[6] = json.dumps({"prompt": "word " * 600})
     prompts.write_text("\n".join(lines))
     stopped = run(f"{line} --workers 2")
