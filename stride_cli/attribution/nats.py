@@ -1,6 +1,6 @@
 """Influences in nats: scales fitted on models that were trained again without a part of the corpus.
 
-Of a fine-tuned model (`Scale`),
+Of a fine-tuned model,
 
     loss of x after training without S  −  loss of x after training with everything  ≈  a Σ_{i ∈ S} w_i
 
@@ -12,7 +12,7 @@ has a twentieth of the effect that its size says (2,000 instructions): nothing i
 
 What a model learnt by heart from scratch it says without loss as long as enough is left that says it, and
 without that no better than chance: its loss stays, then rises, and ends at a ceiling c, whatever the
-influences come to. What it depends on is the share f of all influence that is taken out (`CeilingScale`),
+influences come to. What it depends on is the share f of all influence that is taken out,
 
     c (1 − 2^−(f / h)²),      f = Σ_{i ∈ S} w_i / Σ_i |w_i|,
 
@@ -24,8 +24,8 @@ Where a model trained from scratch has learnt nothing by heart, the straight lin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,147 +36,78 @@ _SURE = 3.0  # standard errors that the slope is above zero, for influences to b
 _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of the ceiling is reached at
 
 
-class Nats(Protocol):
-    """The scale from influences to nats, and how sure it is.
+@dataclass(frozen=True)
+class Nats:
+    """The scale from influences to nats: a straight line, or a climb up to a ceiling.
 
     Attributes
     ----------
-    additive : bool         whether forecasts of documents add up to that of all of them
-    relative_error : float  standard error of forecasts, as a share of them; of responses, not of seeds
-    sure : bool             whether influences can be told in nats
+    slope : float or None        a: nats per scored token, for a unit of influence; None: not a line
+    ceiling : float or None      c: nats per scored token, without all that supports a response; None: a line
+    half : float or None         h: share of all influence without which the loss rises by half of the ceiling
+    error : float                standard error of the slope or ceiling, over responses; not over seeds
+    correlation : float          of predicted and measured rises
+    models : int                 trained without a part
+    pairs : int                  rises, of a response each, that it was found by
     """
 
-    @property
-    def additive(self) -> bool: ...
+    slope: float | None
+    ceiling: float | None
+    half: float | None
+    error: float
+    correlation: float
+    models: int
+    pairs: int
 
     @property
-    def relative_error(self) -> float: ...
+    def additive(self) -> bool:
+        """True where forecasts of documents add up to that of all of them."""
+        return self.slope is not None
 
     @property
-    def sure(self) -> bool: ...
+    def _size(self) -> float:
+        found = self.ceiling if self.slope is None else self.slope
+        assert found is not None
+        return found
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error of forecasts, as a share of them."""
+        return self.error / self._size
+
+    @property
+    def sure(self) -> bool:
+        """True where influences can be told in nats."""
+        return self._size > _SURE * self.error
 
     def rise(self, influence: Any, total: Any, loss: Any) -> Any:
-        """Forecast rise of a response's loss without some chunks, nats per scored token.
+        """Forecast the rise of a response's loss without some chunks, nats per scored token.
 
         Parameters
         ----------
         influence : float or ndarray      of them together
         total : likewise                  Σ |w_i| over all chunks
-        loss : likewise                   of the response; a forecast takes no more than that away
+        loss : likewise                   of the response; below a ceiling no more than that is taken away
         """
-
-    def to_record(self) -> ScaleRecord: ...
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Rises in proportion to influences: a, and how sure it is.
-
-    Attributes
-    ----------
-    slope : float           nats per scored token, for a unit of influence
-    error : float           its standard error, over responses; not over seeds of training
-    correlation : float     of predicted and measured rises
-    models : int            trained without a part
-    pairs : int             rises, of a response each, that it was found by
-    """
-
-    slope: float
-    error: float
-    correlation: float
-    models: int
-    pairs: int
-
-    @property
-    def additive(self) -> bool:
-        return True
-
-    @property
-    def relative_error(self) -> float:
-        return self.error / self.slope
-
-    @property
-    def sure(self) -> bool:
-        return self.slope > _SURE * self.error
-
-    def rise(self, influence: Any, total: Any, loss: Any) -> Any:
-        """See `Nats`; an influence times the slope, whatever the total and the loss."""
-        return self.slope * influence
-
-    def to_record(self) -> ScaleRecord:
-        return {
-            "link": "linear",
-            "slope": self.slope,
-            "ceiling": None,
-            "half": None,
-            "error": self.error,
-            "correlation": self.correlation,
-            "models": self.models,
-            "pairs": self.pairs,
-        }
-
-
-@dataclass(frozen=True)
-class CeilingScale:
-    """Rises by the share of all influence that is taken out, up to a ceiling.
-
-    Attributes
-    ----------
-    ceiling : float     nats per scored token, without all that supports a response
-    half : float        share of all influence without which the loss rises by half of that
-    error : float       standard error of the ceiling, over responses; not over seeds of training
-    correlation, models, pairs : as of `Scale`
-    """
-
-    ceiling: float
-    half: float
-    error: float
-    correlation: float
-    models: int
-    pairs: int
-
-    @property
-    def additive(self) -> bool:
-        return False
-
-    @property
-    def relative_error(self) -> float:
-        return self.error / self.ceiling
-
-    @property
-    def sure(self) -> bool:
-        return self.ceiling > _SURE * self.error
-
-    def rise(self, influence: Any, total: Any, loss: Any) -> Any:
-        """See `Nats`; what opposes takes as much away, down to a loss of zero."""
+        if self.slope is not None:
+            return self.slope * influence
         share = np.divide(influence, total, where=np.asarray(total) > 0, out=np.zeros(np.shape(influence)))
-        found = np.maximum(self.ceiling * _climb(share, self.half), -np.asarray(loss))
+        found = np.maximum(self._size * _climb(share, self.half), -np.asarray(loss))
         return float(found) if np.ndim(found) == 0 else found
 
     def to_record(self) -> ScaleRecord:
-        return {
-            "link": "ceiling",
-            "slope": None,
-            "ceiling": self.ceiling,
-            "half": self.half,
-            "error": self.error,
-            "correlation": self.correlation,
-            "models": self.models,
-            "pairs": self.pairs,
-        }
+        return cast("ScaleRecord", {"link": "linear" if self.additive else "ceiling", **asdict(self)})
 
 
 def scale_of(record: Mapping[str, Any]) -> Nats:
-    """A scale as `to_record` gave it; without "link", of an index of before there were two.
+    """Read a scale as `to_record` gave it; an older index has none of "link", "ceiling" and "half".
 
     Raises
     ------
     KeyError, TypeError      it is none
     """
-    shared = {name: record[name] for name in ("error", "correlation", "models", "pairs")}
-    if record.get("link", "linear") == "linear":
-        return Scale(slope=record["slope"], **shared)
-    return CeilingScale(ceiling=record["ceiling"], half=record["half"], **shared)
+    shared = {name: record[name] for name in ("slope", "error", "correlation", "models", "pairs")}
+    return Nats(ceiling=record.get("ceiling"), half=record.get("half"), **shared)
 
 
 def _climb(share: Any, half: Any) -> Any:
@@ -184,8 +115,8 @@ def _climb(share: Any, half: Any) -> Any:
     return np.sign(share) * -np.expm1(-np.log(2) * np.square(share / half))
 
 
-def fit_scale(predicted: np.ndarray, measured: np.ndarray) -> Scale:
-    """Least squares through the origin; the error by leaving out one response at a time.
+def fit_line(predicted: np.ndarray, measured: np.ndarray) -> Nats:
+    """Fit a line by least squares through the origin; the error by leaving out one response at a time.
 
     Parameters
     ----------
@@ -193,15 +124,16 @@ def fit_scale(predicted: np.ndarray, measured: np.ndarray) -> Scale:
     """
     products, squares = (predicted * measured).sum(axis=0), np.square(predicted).sum(axis=0)
     if not squares.sum() > 0:
-        return Scale(0.0, np.inf, 0.0, len(predicted), predicted.size)
+        return Nats(0.0, None, None, np.inf, 0.0, len(predicted), predicted.size)
     slope = float(products.sum() / squares.sum())
     rest = np.maximum(squares.sum() - squares, np.finfo(float).tiny)
     error = _jackknife((products.sum() - products) / rest)
-    return Scale(slope, error, _correlation(predicted, measured), len(predicted), predicted.size)
+    correlation = _correlation(predicted, measured)
+    return Nats(slope, None, None, error, correlation, len(predicted), predicted.size)
 
 
-def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> CeilingScale:
-    """Least squares; the error by leaving out one response at a time.
+def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> Nats:
+    """Fit a climb by least squares; the error by leaving out one response at a time.
 
     Parameters
     ----------
@@ -210,7 +142,7 @@ def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> CeilingScale:
     climbs = _climb(shares[None], _HALVES[:, None, None])  # (H, models, Q)
     products, squares = (climbs * measured).sum(axis=1), np.square(climbs).sum(axis=1)  # (H, Q)
     if not shares.any():
-        return CeilingScale(0.0, float(_HALVES[-1]), np.inf, 0.0, len(shares), shares.size)
+        return Nats(None, 0.0, float(_HALVES[-1]), np.inf, 0.0, len(shares), shares.size)
     # with h given the best c is a quotient, and what it explains of the squares is products² / squares
     whole, without = products.sum(axis=1), products.sum(axis=1)[:, None] - products
     below, rest = squares.sum(axis=1), squares.sum(axis=1)[:, None] - squares
@@ -219,7 +151,8 @@ def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> CeilingScale:
     each = np.argmax(np.maximum(without, 0.0) ** 2 / np.maximum(rest, tiny), axis=0)
     one = np.arange(len(each))
     ceilings = without[each, one] / np.maximum(rest[each, one], tiny)
-    return CeilingScale(
+    return Nats(
+        slope=None,
         ceiling=float(whole[best] / below[best]),
         half=float(_HALVES[best]),
         error=_jackknife(ceilings),
@@ -241,7 +174,7 @@ def _correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
 
 
 def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, heart: bool) -> Nats:
-    """The scale that rises go by.
+    """Choose the scale that rises go by.
 
     Parameters
     ----------
@@ -249,7 +182,7 @@ def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, 
     totals : (Q,) float64                     Σ_i |w_i|
     heart : whether the model may have learnt by heart: there may be a ceiling
     """
-    linear = fit_scale(sums, measured)
+    linear = fit_line(sums, measured)
     if not heart:
         return linear
     ceiling = fit_ceiling(sums / np.maximum(totals, np.finfo(float).tiny), measured)

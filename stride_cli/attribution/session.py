@@ -278,7 +278,7 @@ class Session:
         ------
         QueryError, NumericalError      once all that came before has been answered
         """
-        for outcome in self.outcomes(prompts, options, together=together, stop=True):
+        for outcome in self.outcomes(prompts, options, together=together):
             yield _raised(outcome)
 
     def outcomes(
@@ -287,40 +287,29 @@ class Session:
         options: QueryOptions | None = None,
         *,
         together: int | None = None,
-        stop: bool = False,
     ) -> Iterator[Answer | StrideError]:
         """`query_all`, in which one bad prompt does not stop the others: one outcome for each, in order.
 
         Parameters
         ----------
         prompts : as of `query_all`; or the error of one that could not be read, which comes back in its place
-        stop : end after the first that has no answer
         """
         options = options or QueryOptions()
         pipeline = self.pipeline(options)
         together = _together(pipeline, together)
-        arriving, broken, ended = iter(prompts), None, False
-        while not ended and broken is None:
+        arriving, broken = iter(prompts), None
+        while broken is None:
             taken: list[Mapping[str, Any] | StrideError] = []
             try:
                 for prompt in islice(arriving, together):
                     taken.append(prompt)
-                    if stop and isinstance(prompt, StrideError):
-                        break
             except StrideError as error:  # of who gives the prompts: there are no more
                 broken = error
             if not taken:
                 break
             with progress("asking the model"):
                 asked = self._measured(pipeline, taken, options)
-            if stop:
-                bad = next((place for place, each in enumerate(asked) if isinstance(each, StrideError)), None)
-                if bad is not None:
-                    asked, ended = asked[: bad + 1], True
-            for outcome in self._answers(pipeline, asked, options):
-                yield outcome
-                if stop and isinstance(outcome, StrideError):
-                    return
+            yield from self._answers(pipeline, asked, options)
         if broken is not None:
             raise broken
 

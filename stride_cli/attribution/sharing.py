@@ -78,7 +78,6 @@ class SharedSession:
         options: QueryOptions | None = None,
         *,
         total: int | None = None,
-        stop: bool = False,
     ) -> Iterator[Answer | StrideError]:
         """See `Session.outcomes`.
 
@@ -95,8 +94,6 @@ class SharedSession:
                 for outcome in outcomes:
                     bar.advance()
                     yield outcome
-                    if stop and isinstance(outcome, StrideError):
-                        return
         if broken:
             raise broken[0]
 

@@ -119,7 +119,7 @@ def answered(
             waiting.append(prompt)
             yield prompt.asked if isinstance(prompt.asked, StrideError) else {**given, **prompt.asked}
 
-    for outcome in session.outcomes(asked(), options, stop=bad.stops, **known):
+    for outcome in session.outcomes(asked(), options, **known):
         prompt = waiting.popleft()
         if isinstance(outcome, StrideError):
             _take(bad, prompt, outcome)

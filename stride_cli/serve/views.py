@@ -79,13 +79,13 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     UsageError      they cannot be read with these operators
     """
     from stride_cli.attribution.by_token import token_influences
-    from stride_cli.attribution.nats import Scale
 
     begun = time.perf_counter()
     answer, session = index.answer(prompt, options), index.session()
     found = token_influences(session, answer, options)
     # tokens' parts add up to the whole: in nats only where nats do
-    factor = answer.scale.slope if isinstance(answer.scale, Scale) else 1.0
+    slope = None if answer.scale is None else answer.scale.slope
+    factor = 1.0 if slope is None else slope
     passages = session.passages(answer.query, found.strongest.tolist())
     return {
         "schema": "stride.tokens/1",
@@ -98,7 +98,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "influence": (factor * found.values).tolist(),
         "whole": (factor * found.whole).tolist(),
         "losses": found.losses.tolist(),
-        "unit": "nats" if isinstance(answer.scale, Scale) else "relative",
+        "unit": "relative" if slope is None else "nats",
         "chunks": len(found.chunks),
         "method": _METHOD,
         "seconds": time.perf_counter() - begun,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.attribution.nats import fit_scale
+from stride_cli.attribution.nats import fit_line
 from stride_cli.errors import UsageError
 from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation import metrics
@@ -379,7 +379,7 @@ def _slope(entry: Entry, ground: Ground) -> SlopeRecord:
     )
     if not predicted.any():
         return nothing
-    found = fit_scale(predicted, measured)
+    found = fit_line(predicted, measured)
     error = found.error if ground.n_queries > 1 else None
     return {"value": found.slope, "se": error, "correlation": found.correlation}
 

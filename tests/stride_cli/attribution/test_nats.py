@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from stride_cli.attribution.calibration import own_responses, removed_parts, responses_of
 from stride_cli.attribution.nats import (
-    CeilingScale,
-    Scale,
+    Nats,
     choose_scale,
     fit_ceiling,
-    fit_scale,
+    fit_line,
     scale_of,
 )
 from stride_cli.data.batches import ChunkReader
@@ -29,10 +28,10 @@ def test_the_slope_is_found_within_its_error(slope: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     predicted = random.exponential(size=(3, 96)) * (random.random((3, 96)) < 0.3)
     noise = 0.1 * slope * random.normal(size=predicted.shape)
-    found = fit_scale(predicted, slope * predicted + noise)
+    found = fit_line(predicted, slope * predicted + noise)
     assert abs(found.slope - slope) < 6 * found.error and found.error < 0.1 * slope
     assert found.sure and found.correlation > 0.9 and (found.models, found.pairs) == (3, 288)
-    exact = fit_scale(predicted, slope * predicted)
+    exact = fit_line(predicted, slope * predicted)
     assert exact.slope == pytest.approx(slope) and exact.error < 1e-6 * slope
 
 
@@ -40,12 +39,12 @@ def test_what_predicts_nothing_is_not_sure() -> None:
     random = np.random.default_rng(0)
     predicted, measured = random.exponential(size=(2, 3, 60))
     unsure = [
-        fit_scale(predicted, random.normal(size=(3, 60))).sure
+        fit_line(predicted, random.normal(size=(3, 60))).sure
         for predicted in random.normal(size=(200, 3, 60))
     ]
     assert np.mean(unsure) < 0.02  # three standard errors
-    assert not fit_scale(predicted, -measured).sure
-    nothing = fit_scale(np.zeros((3, 60)), measured)
+    assert not fit_line(predicted, -measured).sure
+    nothing = fit_line(np.zeros((3, 60)), measured)
     assert nothing.slope == 0 and not nothing.sure
 
 
@@ -78,7 +77,7 @@ def test_rises_that_have_nothing_to_do_with_shares_have_no_sure_ceiling() -> Non
 
 
 def test_what_a_forecast_is() -> None:
-    found = CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)
+    found = Nats(None, 8.0, 0.25, 0.5, 0.9, 3, 288)
     assert found.rise(0.0, 10.0, 0.2) == 0
     assert found.rise(2.5, 10.0, 0.2) == pytest.approx(4.0)  # half of the ceiling without a quarter
     assert found.rise(5.0, 20.0, 0.2) == found.rise(2.5, 10.0, 0.2)  # shares, whatever the size of the design
@@ -91,14 +90,16 @@ def test_what_a_forecast_is() -> None:
     many = found.rise(np.array([[1.0, 2.0], [3.0, -4.0]]), np.array([10.0, 20.0]), np.array([0.1, 0.2]))
     one = [[found.rise(1.0, 10.0, 0.1), found.rise(2.0, 20.0, 0.2)], [found.rise(3.0, 10.0, 0.1), -0.2]]
     np.testing.assert_allclose(many, one)
-    assert Scale(2.0, 0.1, 0.9, 3, 288).rise(-3.0, 10.0, 0.2) == -6.0
+    assert Nats(2.0, None, None, 0.1, 0.9, 3, 288).rise(-3.0, 10.0, 0.2) == -6.0
 
 
-@pytest.mark.parametrize("scale", [Scale(2.0, 0.1, 0.9, 3, 288), CeilingScale(8.0, 0.25, 0.5, 0.9, 3, 288)])
-def test_a_scale_comes_back_from_its_record(scale: Scale | CeilingScale) -> None:
+@pytest.mark.parametrize(
+    "scale", [Nats(2.0, None, None, 0.1, 0.9, 3, 288), Nats(None, 8.0, 0.25, 0.5, 0.9, 3, 288)]
+)
+def test_a_scale_comes_back_from_its_record(scale: Nats) -> None:
     assert scale_of(scale.to_record()) == scale
     older = {"slope": 2.0, "error": 0.1, "correlation": 0.9, "models": 3, "pairs": 288}
-    assert scale_of(older) == Scale(2.0, 0.1, 0.9, 3, 288)
+    assert scale_of(older) == LINE
 
 
 def test_rises_choose_between_a_line_and_a_ceiling() -> None:
@@ -107,13 +108,14 @@ def test_rises_choose_between_a_line_and_a_ceiling() -> None:
     shares, totals = _shares(random), random.uniform(10, 100, 96)
     climbing, rising = 8 * (1 - 2.0 ** -((shares / 0.3) ** 2)), 0.01 * shares * totals
     noise = 0.01 * random.normal(size=shares.shape)
-    for measured, heart, kind in (
-        (climbing, True, CeilingScale),
-        (climbing, False, Scale),
-        (rising, True, Scale),
-        (rising, False, Scale),
+    for measured, heart, line in (
+        (climbing, True, False),
+        (climbing, False, True),
+        (rising, True, True),
+        (rising, False, True),
     ):
-        assert isinstance(choose_scale(shares * totals, totals, measured + noise, heart=heart), kind)
+        found = choose_scale(shares * totals, totals, measured + noise, heart=heart)
+        assert found.additive == line
 
 
 def _workspace(chunks: ChunkReader, documents: np.ndarray, *, pretrained: bool = False) -> Workspace:

@@ -128,10 +128,10 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
 def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: Path) -> None:
     """By its share; the whole document's is not the sum of its chunks'."""
     from stride_cli.api import Session
-    from stride_cli.attribution.nats import CeilingScale
+    from stride_cli.attribution.nats import Nats
 
     answer = Session.open(workspace / "run.stride").query("The French Revolution began in", response=" 1789")
-    scale = CeilingScale(8.0, 0.3, 0.5, 0.9, 3, 288)
+    scale = Nats(None, 8.0, 0.3, 0.5, 0.9, 3, 288)
     relative, bounded = answer.to_record(), replace(answer, scale=scale).to_record()
     assert bounded["unit"] == "nats" and bounded["scale"] == scale.to_record()
     for one, other in zip(relative["hits"], bounded["hits"], strict=True):

@@ -102,7 +102,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
 class Session:
     """Answers with the prompt itself; one that is "bad" has no answer."""
 
-    def outcomes(self, prompts: Any, options: Any, *, stop: bool) -> Any:
+    def outcomes(self, prompts: Any, options: Any) -> Any:
         for prompt in list(prompts):  # all are read before the first is answered
             if isinstance(prompt, StrideError):
                 yield prompt
