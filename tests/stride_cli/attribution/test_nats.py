@@ -93,9 +93,10 @@ def test_what_a_forecast_is() -> None:
     assert Nats(2.0, None, None, 0.1, 0.9, 3, 288).rise(-3.0, 10.0, 0.2) == -6.0
 
 
-@pytest.mark.parametrize(
-    "scale", [Nats(2.0, None, None, 0.1, 0.9, 3, 288), Nats(None, 8.0, 0.25, 0.5, 0.9, 3, 288)]
-)
+LINE, CLIMB = Nats(2.0, None, None, 0.1, 0.9, 3, 288), Nats(None, 8.0, 0.25, 0.5, 0.9, 3, 288)
+
+
+@pytest.mark.parametrize("scale", [LINE, CLIMB])
 def test_a_scale_comes_back_from_its_record(scale: Nats) -> None:
     assert scale_of(scale.to_record()) == scale
     older = {"slope": 2.0, "error": 0.1, "correlation": 0.9, "models": 3, "pairs": 288}
