@@ -35,8 +35,12 @@ def own_directory(path: Path) -> bool:
 
 
 def is_inside(name: str) -> bool:
-    """Check that a name, with slashes, stays below the directory that it is joined to."""
-    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+    """Check that a name, with slashes, is one of a file below the directory that it is joined to."""
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return all(part not in (b"", b".", b"..") and b"\0" not in part and len(part) < 256 for part in parts)
 
 
 def open_inside(root: Path, name: str, flags: int = os.O_RDONLY) -> int:

@@ -108,7 +108,7 @@ def _is_here(home: Path, name: str, length: int, sha256: str) -> bool:
                 return False
             content = mmap(file.fileno(), 0, access=ACCESS_READ) if length else b""
             return Soundness(home).is_sound(name, status, memoryview(content), sha256)
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -167,9 +167,9 @@ class _Source:
     def fetch(self, name: str, target: Path, length: int, sha256: str) -> int:
         """Fetch one file, compare it with its manifest, then rename it to its place; return its length."""
         where = self.where / name
-        make_directory(target.parent)
         fresh = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
+            make_directory(target.parent)
             self._get(name, fresh, length)
             found = sha256_file(fresh)
             if found[0] != length:
@@ -177,10 +177,15 @@ class _Source:
             if found[1] != sha256:
                 raise IndexDamaged(f"{where} has other content than the manifest records", fix=RESTORE)
             fresh.replace(target)
+        except IndexFormatError:
+            raise
         except FileNotFoundError:
             raise IndexDamaged(f"{where} is missing", fix=RESTORE) from None
+        except (OSError, ValueError) as error:  # a name that no file can have, beside others
+            raise IndexDamaged(f"{where} cannot be kept: {error}", fix=RESTORE) from None
         finally:
-            fresh.unlink(missing_ok=True)
+            with contextlib.suppress(OSError, ValueError):
+                fresh.unlink()
         return length
 
     def _get(self, name: str, target: Path, most: int) -> None:

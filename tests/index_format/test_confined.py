@@ -129,7 +129,17 @@ def test_reading_and_extending(tmp_path: Path, sample, victim: Path, place: str,
 
 @pytest.mark.parametrize(
     "name",
-    ["/dev/zero", "../../victim/thesis.txt", "corpus/../../victim/thesis.txt", "a//b", "a/./b", "", "a\0b"],
+    [
+        "/dev/zero",
+        "../../victim/thesis.txt",
+        "corpus/../../victim/thesis.txt",
+        "a//b",
+        "a/./b",
+        "",
+        "a\0b",
+        "\ud800",
+        "n" * 256,
+    ],
 )
 def test_names_in_a_manifest(tmp_path: Path, sample, victim: Path, name: str) -> None:
     path = tmp_path / "run.stride"

@@ -12,6 +12,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from index_format.durable import sha256_file
 from index_format.errors import (
     IndexDamaged,
+    IndexFormatError,
     IndexNotFound,
     IndexReadOnly,
     IndexUnreachable,
@@ -240,6 +242,17 @@ def test_nothing_is_written_outside_the_cache(name, index_path, tmp_path, server
         Index.open(f"{server.url}/{index_path.name}")
     after = {path for path in tmp_path.rglob("*") if cache not in path.parents}
     assert after - before <= {cache, *cache.parents} and (tmp_path / "escape").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["corpus/tokens", "zarr.json/below", "n" * 300, "\ud800"])
+def test_names_that_no_file_can_have_beside_the_others(name, index_path, tmp_path):
+    files, _ = read_manifest(index_path)
+    (index_path / MANIFEST).write_bytes(encode_manifest({**files, name: (0, sha256(b"").hexdigest())})[0])
+    path = zipped(index_path, tmp_path / "copy.stride.zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name.encode(errors="replace").decode(), b"")
+    with pytest.raises(IndexFormatError):
+        Index.open(path)
 
 
 def test_links_in_a_zip_are_files(index_path, tmp_path):
