@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
-    from stride_cli.recovery.ranking import Hit
 
 _REPLACEMENT = "\ufffd"
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer → token → its text
@@ -49,39 +48,36 @@ def row_labels(workspace: Workspace, chunks: Sequence[int]) -> dict[int, str]:
     return {chunk: names[int(index.chunk_tokens(chunk)[1])] for chunk in dict.fromkeys(chunks)}
 
 
-def carrying_passages(
+def carried_parts(
     steered: SteeredModel,
     workspace: Workspace,
     query: Query,
     responses: Any,
-    hits: Sequence[Hit],
+    chunks: Mapping[int, bool],
     batch: Batch | None = None,
-) -> dict[int, str]:
-    """Sentences that carry the influence of hits' chunks, of those that have one; one pass over them.
+) -> dict[int, Carried]:
+    """Find in each chunk the sentence that carries its influence; one pass over them.
 
     Parameters
     ----------
     steered : SteeredModel         of the index's own model, with its operators
     responses : (C K,) float64     as measured
+    chunks : number → whether its influence is positive
     batch : Batch, optional        the query's; where it remembers its gradient, that is not taken again
     """
     from stride_cli.data.batches import consecutive_groups
 
-    model, index, reader = workspace.model, workspace.index, workspace.chunks
     own = responses[: steered.operators.n_subsets]  # of several models the index's own
     direction = direction_of(steered, query, own, batch)
+    tokens = {chunk: workspace.index.chunk_tokens(chunk) for chunk in chunks}
     # long chunks with long ones: little of a batch is padding
-    chunk_tokens = {hit.chunk: index.chunk_tokens(hit.chunk) for hit in hits}
-    hits = sorted(hits, key=lambda hit: len(chunk_tokens[hit.chunk]))
-    lengths, found = [len(chunk_tokens[hit.chunk]) for hit in hits], {}
+    ordered = sorted(chunks, key=lambda chunk: len(tokens[chunk]))
+    lengths, found = [len(tokens[chunk]) for chunk in ordered], {}
     for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
-        some = [hits[place] for place in group]
-        chunks = reader.batch(np.array([hit.chunk for hit in some]))
-        for hit, values in zip(some, token_influence(steered, direction, chunks), strict=True):
-            tokens, supports = chunk_tokens[hit.chunk], hit.sign == "supports"
-            carried = carried_by(model.tokenizer, tokens, values, supports=supports)
-            if carried.passage:
-                found[hit.chunk] = carried.passage
+        some = [ordered[place] for place in group]
+        values = token_influence(steered, direction, workspace.chunks.batch(np.array(some)))
+        for chunk, each in zip(some, values, strict=True):
+            found[chunk] = carried_by(workspace.model.tokenizer, tokens[chunk], each, supports=chunks[chunk])
     return found
 
 
@@ -215,6 +211,23 @@ def carried_by(tokenizer: Any, tokens: np.ndarray, values: np.ndarray, *, suppor
     carrying = np.maximum(signed, 0.0)
     inside = np.array([begin < stop and start < end for begin, end in spans])
     return Carried(text, (start, stop), float(carrying[inside].sum() / carrying.sum()))
+
+
+def response_pieces(tokenizer: Any, query: Query) -> list[tuple[str, int | None]]:
+    """Cut a query's response at its tokens.
+
+    Returns
+    -------
+    list of (text, place of its token in `query.ids`); one piece without a place where the tokenizer does not
+    give the response back as it was written
+    """
+    text, spans = token_spans(tokenizer, query.ids)
+    begin = text.rfind(query.response)
+    if begin < 0 or not query.response:
+        return [(query.response, None)]
+    stop = begin + len(query.response)
+    pieces = [(text[max(start, begin) : min(end, stop)], place) for place, (start, end) in enumerate(spans)]
+    return [(piece, place) for piece, place in pieces if piece]
 
 
 def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, int]]]:

@@ -587,9 +587,11 @@ class Session:
     def _carrying(
         self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
     ) -> dict[int, str]:
-        from stride_cli.attribution.passages import carrying_passages
+        from stride_cli.attribution.passages import carried_parts
 
-        return carrying_passages(self.steered[0], self.workspace, query, responses, hits, batch)
+        chunks = {hit.chunk: hit.sign == "supports" for hit in hits}
+        found = carried_parts(self.steered[0], self.workspace, query, responses, chunks, batch)
+        return {chunk: part.passage for chunk, part in found.items() if part.passage}
 
     def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
         """Find the sentence most like the query in each chunk, but for those `known`."""

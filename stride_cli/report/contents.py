@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.passages import carried_by, direction_of, token_influence, token_spans
+from stride_cli.attribution.passages import carried_parts, response_pieces
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.session import Session
+    from stride_cli.data.queries import Query
 
 _CURVE_POINTS = 33
-_TOGETHER = 8  # chunks read at once for the part that carries their influence
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         shown = replace(shown, picture=picture)
     else:
         hits = _read_chunks(session, answer, [*record["hits"], *record["opposers"]])
-        shown = replace(shown, pieces=scored_pieces(session.model.tokenizer, answer))
+        shown = replace(shown, pieces=scored_pieces(session.model.tokenizer, answer.query))
     count = len(answer.supporters)
     return replace(
         shown,
@@ -138,20 +138,10 @@ def concentration(values: np.ndarray, n_chunks: int) -> Concentration | None:
     return Concentration(counts, held[counts - 1] / held[-1], n_chunks)
 
 
-def scored_pieces(tokenizer: Any, answer: Answer) -> tuple[tuple[str, bool | None], ...]:
+def scored_pieces(tokenizer: Any, query: Query) -> tuple[tuple[str, bool | None], ...]:
     """Cut the response into its tokens, and say which of them are scored."""
-    query = answer.query
-    text, spans = token_spans(tokenizer, query.ids)
-    begin = text.rfind(query.response)
-    if begin < 0 or not query.response:
-        return ((query.response, None),)  # the tokenizer does not give the response back as it was written
-    stop = begin + len(query.response)
-    pieces: list[tuple[str, bool | None]] = []
-    for (start, end), weight in zip(spans, query.weights, strict=True):
-        piece = text[max(start, begin) : min(end, stop)] if end > begin and start < stop else ""
-        if piece:
-            pieces.append((piece, bool(weight)))
-    return tuple(pieces)
+    pieces = response_pieces(tokenizer, query)
+    return tuple((text, None if place is None else bool(query.weights[place])) for text, place in pieces)
 
 
 def _pictures(session: Session, answer: Answer) -> list[str]:
@@ -167,24 +157,16 @@ def _pictures(session: Session, answer: Answer) -> list[str]:
 
 def _read_chunks(session: Session, answer: Answer, records: Sequence[Mapping[str, Any]]) -> list[ShownHit]:
     """Show every hit with the text of its chunk and the part of it that carries the influence."""
-    from stride_cli.data.batches import ChunkReader
-
-    reader, shown = ChunkReader(session.index), []
-    own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
-    direction = direction_of(session.steered[0], answer.query, own)
-    for start in range(0, len(records), _TOGETHER):
-        group = records[start : start + _TOGETHER]
-        batch = reader.batch(np.array([record["chunk"] for record in group]))
-        for record, values in zip(group, token_influence(session.steered[0], direction, batch), strict=True):
-            tokens = session.index.chunk_tokens(record["chunk"])
-            supports = record["sign"] == "supports"
-            found = carried_by(session.model.tokenizer, tokens, values, supports=supports)
-            span = found.span
-            if found.held is None:
-                passage = record["passage"].strip("…")
-                at = found.text.find(passage)
-                span = (at, at + len(passage)) if at >= 0 else (0, 0)
-            shown.append(ShownHit(record, found.text, span, found.held))
+    chunks = {record["chunk"]: record["sign"] == "supports" for record in records}
+    parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, chunks)
+    shown = []
+    for record in records:
+        part, span = parts[record["chunk"]], parts[record["chunk"]].span
+        if part.held is None:
+            passage = record["passage"].strip("…")
+            at = part.text.find(passage)
+            span = (at, at + len(passage)) if at >= 0 else (0, 0)
+        shown.append(ShownHit(record, part.text, span, part.held))
     return shown
 
 

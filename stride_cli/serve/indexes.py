@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,6 @@ _KEPT = 64  # answers, for what is asked about them next: their tokens, document
 _MARKS = ("zarr.json", "manifest.json", "operators/manifest.json", "calibration/manifest.json")
 
 
-@dataclass(frozen=True)
-class _Key:
-    prompt: str
-    response: str | None
-    span: str | None
-    instead: str | None
-    options: QueryOptions
-
-
 class ServedIndex:
     """An index that stays open. All but `name`, `place` and `keep` is for the thread that models run in.
 
@@ -47,7 +38,7 @@ class ServedIndex:
         self.name, self.place = name, place
         self._session: Session | None = None
         self._mark: Any = None
-        self._answers: OrderedDict[_Key, Answer] = OrderedDict()
+        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
         self._numbers: dict[str, int] | None = None
         self._lock = threading.Lock()  # of the answers, which are kept from another thread
 
@@ -89,15 +80,8 @@ class ServedIndex:
         """Look at the files of a local index that are replaced when it changes."""
         if not isinstance(self.place.index, Path):
             return None
-        marks: list[tuple[int, int, int] | None] = []
-        for name in _MARKS:
-            try:
-                found = (self.place.index / name).stat()
-            except OSError:
-                marks.append(None)
-            else:
-                marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
-        return marks
+        files = [file for name in _MARKS if (file := self.place.index / name).exists()]
+        return [(str(file), found.st_ino, found.st_mtime_ns) for file in files for found in [file.stat()]]
 
     def reads(self, options: QueryOptions) -> int:
         """Count the chunks that a query reads: several queries in one pass are cheaper."""
@@ -121,13 +105,8 @@ class ServedIndex:
         with self._lock:
             found = self._answers.get(key)
         if found is None:
-            found = session.query(
-                prompt["prompt"],
-                replace(options, passages="carrying" if carried else "none"),
-                response=prompt.get("response"),
-                span=prompt.get("span"),
-                instead=prompt.get("instead"),
-            )
+            options = replace(options, passages="carrying" if carried else "none")
+            found = next(session.query_all([prompt], options, together=1))
             self.keep(prompt, options, found)
         elif carried and not found.carried:
             found = session.with_passages(found)
@@ -161,18 +140,16 @@ class ServedIndex:
         }
 
 
-def _key(prompt: Mapping[str, str], options: QueryOptions) -> _Key:
+def _key(prompt: Mapping[str, str], options: QueryOptions) -> Hashable:
     # an answer gets its passages later where it was asked for without
-    options = replace(options, passages="carrying")
-    response, span, instead = (prompt.get(key) for key in ("response", "span", "instead"))
-    return _Key(prompt["prompt"], response, span, instead, options)
+    return *sorted(prompt.items()), replace(options, passages="carrying")
 
 
 class Shelf:
     """All indexes that are served, by name."""
 
     def __init__(self, places: Sequence[WorkspacePath]) -> None:
-        names = [_name(place) for place in places]
+        names = [place.index.name or str(place.index) for place in places]
         self.indexes: dict[str, ServedIndex] = {}
         for name, place in zip(names, places, strict=True):
             own = name if names.count(name) == 1 else str(place.index)
@@ -192,7 +169,3 @@ class Shelf:
         if name not in self.indexes:
             raise Refusal(404, f"no index '{name}' is served", fix=f"one of {listed}")
         return self.indexes[name]
-
-
-def _name(place: WorkspacePath) -> str:
-    return place.index.name or str(place.index)

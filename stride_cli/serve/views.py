@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import time
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.characters import cell, printable
+from stride_cli.formats.frames import CsvTable
 from stride_cli.output import to_json
 from stride_cli.serve.overlaps import verbatim_runs
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from stride_cli.serve.indexes import ServedIndex
 
 FORMATS = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
-_COLUMNS = (
-    *("prompt", "response", "verdict", "sign", "rank", "document", "influence", "unit", "share"),
-    *("above_line", "chunk", "passage"),
-)
 _METHOD = (
     "read from the gradients of chunks themselves, by the index's own model: linear, so that rows add up to "
     "`whole`; the answer's influences may be recovered from subsets or made smaller, and differ from that"
@@ -106,22 +101,15 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
 
 
 def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
-    """Cut the response at its tokens; one piece where the tokenizer does not give it back."""
-    from stride_cli.attribution.passages import token_spans
+    """Cut the response at its tokens; `positions` are those of scored ones, a row each."""
+    from stride_cli.attribution.passages import response_pieces
 
-    text, spans = token_spans(session.model.tokenizer, answer.query.ids)
-    response = answer.query.response
-    begin = text.rfind(response)
     rows = {int(place): row for row, place in enumerate(positions)}
-    if begin < 0 or not response:
-        return [{"text": response, "start": 0, "row": None}]
-    stop = begin + len(response)
     pieces: list[PieceRecord] = []
-    for place, (start, end) in enumerate(spans):
-        start, end = max(start, begin), min(end, stop)
-        if start < end:
-            piece: PieceRecord = {"text": text[start:end], "start": start - begin, "row": rows.get(place)}
-            pieces.append(piece)
+    start = 0
+    for text, place in response_pieces(session.model.tokenizer, answer.query):
+        pieces.append({"text": text, "start": start, "row": None if place is None else rows.get(place)})
+        start += len(text)
     return pieces
 
 
@@ -165,27 +153,24 @@ def document_record(
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
     """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
-    from stride_cli.attribution.passages import carried_by, direction_of, token_influence
+    from stride_cli.attribution.passages import carried_parts
 
     solution = answer.influences
     weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
     for each in chunks:
         each["influence"] = answer.in_unit(weights.get(each["chunk"], 0.0))
     looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
-    own = answer.responses[: session.operators.n_subsets]  # of several models the index's own
-    direction = direction_of(session.steered[0], answer.query, own)
+    wanted = {each["chunk"]: (each["influence"] or 0.0) >= 0 for each in looked}
+    parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, wanted)
     for each in looked:
-        batch = session.workspace.chunks.batch(np.array([each["chunk"]]))
-        (values,) = token_influence(session.steered[0], direction, batch)
-        tokens, supports = session.index.chunk_tokens(each["chunk"]), (each["influence"] or 0.0) >= 0
-        found = carried_by(session.model.tokenizer, tokens, values, supports=supports)
-        if found.held is not None:
-            each["carries"], each["held"] = list(found.span), found.held
+        part = parts[each["chunk"]]
+        if part.held is not None:
+            each["carries"], each["held"] = list(part.span), part.held
     return answer.in_unit(sum(weights.get(each["chunk"], 0.0) for each in chunks))
 
 
 def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions, form: str) -> str:
-    """Write an answer as a file: "html" (as `stride report` does), "csv" (a row a hit) or "json"."""
+    """Write an answer as a file: "html" (as `stride report` does), "csv" (as `stride query`) or "json"."""
     answer = index.answer(prompt, options, carried=True)
     if form == "html":
         from stride_cli.report.contents import from_answer
@@ -197,13 +182,5 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
     if form == "json":
         return to_json(record) + "\n"
     written = io.StringIO()
-    rows = csv.writer(written)
-    rows.writerow(_COLUMNS)
-    for hit in (*record["hits"], *record["opposers"]):
-        values = {**record, **hit}
-        rows.writerow([_cell(values[name]) for name in _COLUMNS])
+    CsvTable(written).add(record)
     return written.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return cell(printable(value)) if isinstance(value, str) else value
