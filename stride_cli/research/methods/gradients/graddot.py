@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.capture import Capture, Factors, Layer
 from stride_cli.research.methods.gradients.passes import (
-    REDUCTIONS,
     Passes,
-    check_choice,
-    check_positive,
+    ProductOptions,
     find_checkpoints,
     query_room,
 )
@@ -33,20 +32,25 @@ if TYPE_CHECKING:
 _KERNEL_FLOATS = 1 << 24  # products of chunk tokens with query tokens held at once
 
 
+@dataclass(frozen=True)
+class GradDotOptions(ProductOptions):
+    method = "graddot"
+    layers: str | None = option("all", "Linear layers that count, see `Capture`.")
+
+
+@dataclass(frozen=True)
+class TracInOptions(GradDotOptions):
+    method = "tracin"
+    checkpoints: str | None = option(
+        None, "Models, separated by |; default: those kept when the index's was trained, or it alone."
+    )
+    rates: str | None = option(None, "A weight for each, separated by |; default: its learning rate.")
+
+
 class TracIn:
     """Σ_checkpoints η · ⟨∇ loss(chunk), ∇ loss(query)⟩ over linear layers, exact.
 
     Nothing is stored: the corpus is read once for as many queries as fit into memory.
-
-    Parameters
-    ----------
-    layers : str             as for `Capture`
-    checkpoints, rates : str, optional
-        As for `find_checkpoints`. Default: the checkpoints kept when the task's model was trained; where
-        there are none the task's model only, which is GradDot.
-    reduction : str          as for `Passes`
-    batch_tokens : int       padded tokens of one pass
-    query_bytes : int, optional      most memory for the gradients of queries; default: 1/8 of what is free
 
     Raises
     ------
@@ -56,36 +60,26 @@ class TracIn:
     name = "tracin"
     bytes_per_chunk = 0.0
     shares_a_pass = True
-    _by_default_all = True
 
-    def __init__(
-        self,
-        *,
-        layers: str = "all",
-        checkpoints: str | None = None,
-        rates: str | None = None,
-        reduction: str = "sum",
-        batch_tokens: int = 2048,
-        query_bytes: int | None = None,
-    ) -> None:
-        check_positive(self.name, batch_tokens=batch_tokens, query_bytes=query_bytes)
-        self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
-        self.checkpoints, self._given = find_checkpoints(checkpoints, rates), checkpoints is not None
-        self.layers, self.batch_tokens, self.query_bytes = layers, batch_tokens, query_bytes
+    @takes(TracInOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options: GradDotOptions = TracInOptions(**given)
+        self.checkpoints = find_checkpoints(given.get("checkpoints"), given.get("rates"))
+        self._along = given.get("checkpoints") is None  # those that were kept
 
     def fit(self, workspace: Workspace) -> None:
         """Find the checkpoints; scores need both gradients at once."""
         self._task = workspace
         path = workspace.model.path
-        if self._by_default_all and not self._given and path and (Path(path) / "checkpoints").is_dir():
+        if self._along and path and (Path(path) / "checkpoints").is_dir():
             self.checkpoints = find_checkpoints(path, None)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        workspace = self._task
-        probe = workspace.chunks.batch(np.arange(1))
-        layers = Capture(workspace.model, probe, layers=self.layers).layers
+        workspace, options = self._task, self.options
+        probe, chosen = workspace.chunks.batch(np.arange(1)), options.layers or "all"
+        layers = Capture(workspace.model, probe, layers=chosen).layers
         longest = max((len(ids) for ids in queries.ids), default=1)
-        floats = query_room(self.query_bytes, workspace.model.device) // 4
+        floats = query_room(options.query_bytes, workspace.model.device) // 4
         sharing = min(max(1, floats // sum(layer.size for layer in layers)), max(1, len(queries)))
         explicit = [_explicit_is_cheaper(layer, longest, sharing) for layer in layers]
         each = sum(
@@ -98,8 +92,8 @@ class TracIn:
             scores = np.zeros((stop - start, workspace.n_chunks), np.float32)
             for checkpoint in self.checkpoints:
                 model = checkpoint.load(workspace)
-                capture = Capture(model, probe, layers=self.layers)
-                passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
+                capture = Capture(model, probe, layers=chosen)
+                passes = Passes(capture, options.batch_tokens, options.reduction, workspace.seed)
                 bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)
                 del bank  # before there is the next: each may take all of the room
@@ -110,19 +104,11 @@ class GradDot(TracIn):
     """⟨∇ loss(chunk), ∇ loss(query)⟩ at the task's model; options as `TracIn`."""
 
     name = "graddot"
-    _by_default_all = False
 
-    def __init__(
-        self,
-        *,
-        layers: str = "all",
-        reduction: str = "sum",
-        batch_tokens: int = 2048,
-        query_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            layers=layers, reduction=reduction, batch_tokens=batch_tokens, query_bytes=query_bytes
-        )
+    @takes(GradDotOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = GradDotOptions(**given)
+        self.checkpoints, self._along = find_checkpoints(None, None), False
 
 
 class QueryBank:

@@ -7,21 +7,18 @@ Written here: the authors' code and `dattri` read the optimizer state of a Huggi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
+from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import corpus_features, products, query_features
-from stride_cli.research.methods.gradients.passes import (
-    Passes,
-    check_choice,
-    check_positive,
-    find_checkpoints,
-)
-from stride_cli.research.methods.gradients.projection import Projector, random_projector
+from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints
+from stride_cli.research.methods.gradients.projection import PROJECTIONS, Projector, random_projector
 from stride_cli.research.methods.gradients.warmup import AdamUpdates, Moments, Warmup, warm_up
 from stride_cli.research.methods.vectors import unit
 
@@ -30,32 +27,33 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
 
 FORMS = ("lora", "sgd")
-PROJECTIONS = ("auto", "dense", "kronecker")
+
+
+@dataclass(frozen=True)
+class LESSOptions(PassOptions):
+    method = "less"
+    dim: int = option(8192, "Numbers a gradient is projected to (app:baseline_details: 8,192).", low=1)
+    form: str | None = option(None, "Default: lora for language, sgd for classifiers.", choices=FORMS)
+    share: float = option(0.05, "Of lora: the warm-up's share of the chunks.", above=0, high=1)
+    epochs: int = option(4, "Of lora: epochs of the warm-up, each with a checkpoint.", low=1)
+    rank: int = option(128, "Of lora: rank of the matrices (α = 4 rank).", low=1)
+    lr: float | None = option(
+        None, "Of lora: peak rate; default: that of stride model finetune --lora.", above=0, example=2e-4
+    )
+    checkpoints: str | None = option(None, "Of sgd: models, separated by |; default: the index's.")
+    rates: str | None = option(None, "Of sgd: a weight for each, separated by |.")
+    projection: str = option("auto", "See `random_projector`.", choices=PROJECTIONS)
 
 
 class LESS:
     """Σ_checkpoints η · cos(P ∇ loss(query), P Γ(chunk)).
 
     ``form=lora`` is the publication's: a LoRA adapter is trained on a random part of the corpus, starting
-    from the model that the task's was fine-tuned from (see `warm_up`), and kept after every epoch with Adam's
-    moments. Gradients are those of its matrices, Γ is the update that Adam would make for the chunk, and η is
-    the epoch's mean learning rate.
-
-    With ``form=sgd`` Γ is the gradient, at the weights of the workspace's model or of ``checkpoints``.
-
-    Parameters
-    ----------
-    dim : int                numbers a gradient is projected to (app:baseline_details: 8,192)
-    form : "lora" | "sgd", optional    default "lora" for language, "sgd" for classifiers
-    share : float            lora: of the chunks, for the warm-up
-    epochs : int             lora: of the warm-up, each with a checkpoint
-    rank : int               lora: of the matrices (α = 4 rank)
-    lr : float, optional     lora: peak rate; default: that of `stride model finetune --lora`
-    checkpoints, rates : str, optional      sgd: as for `find_checkpoints`; default: the workspace's model
-    projection : str         "dense", "kronecker" or "auto"; see `random_projector`
-    layers : str, optional   as for `Capture`; default: lora "attention"; else "body" for language, "all" for
-                             classifiers
-    batch_tokens : int       padded tokens of one pass
+    from the model that the workspace's was fine-tuned from (see `warm_up`), and kept after every epoch with
+    Adam's moments. Gradients are those of its matrices, Γ is the update that Adam would make for the chunk,
+    and η is the epoch's mean learning rate. With ``form=sgd`` Γ is the gradient, at the weights of the
+    workspace's model or of ``checkpoints``. Default layers: of lora "attention"; else "body" for language,
+    "all" for classifiers.
 
     Raises
     ------
@@ -64,32 +62,10 @@ class LESS:
 
     name = "less"
 
-    def __init__(
-        self,
-        *,
-        dim: int = 8192,
-        form: str | None = None,
-        share: float = 0.05,
-        epochs: int = 4,
-        rank: int = 128,
-        lr: float | None = None,
-        checkpoints: str | None = None,
-        rates: str | None = None,
-        projection: str = "auto",
-        layers: str | None = None,
-        batch_tokens: int = 2048,
-    ) -> None:
-        check_positive(
-            self.name, dim=dim, batch_tokens=batch_tokens, share=share, epochs=epochs, rank=rank, lr=lr or 1.0
-        )
-        if share > 1:
-            raise UsageError(f"{self.name}: share={share} is more than 1", fix="write share=0.05")
-        self.form = None if form is None else check_choice(self.name, "form", form, FORMS)
-        self.projection = check_choice(self.name, "projection", projection, PROJECTIONS)
-        self.checkpoints = find_checkpoints(checkpoints, rates)
-        self._given = checkpoints is not None
-        self.share, self.epochs, self.rank, self.lr = share, epochs, rank, lr
-        self.dim, self.layers, self.batch_tokens = dim, layers, batch_tokens
+    @takes(LESSOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = LESSOptions(**given)
+        self.checkpoints = find_checkpoints(self.options.checkpoints, self.options.rates)
         self.bytes_per_chunk = 0.0
         self._warm: Warmup | None = None
         self._opened: tuple[Passes, Projector, Moments | None] | None = None  # kept where there is one model
@@ -97,7 +73,7 @@ class LESS:
     def fit(self, workspace: Workspace) -> None:
         self._task, self._opened, self._warm = workspace, None, None
         classifier = kind_of_index(workspace.index) == "classifier"
-        form = self.form or ("sgd" if classifier else "lora")
+        form = self.options.form or ("sgd" if classifier else "lora")
         if form == "lora":
             self._warm = self._warm_up(workspace, classifier=classifier)
             self._rates = self._warm.rates
@@ -132,13 +108,19 @@ class LESS:
                 f"{self.name}: form=lora is of language models, and the index is of a classifier",
                 fix="leave form out, or write form=sgd",
             )
-        if self._given:
+        if self.options.checkpoints is not None:
             raise UsageError(
                 f"{self.name}: checkpoints are given, and form=lora makes its own",
                 fix="leave checkpoints out, or write form=sgd",
             )
+        given = self.options
         return warm_up(
-            workspace, share=self.share, epochs=self.epochs, rank=self.rank, lr=self.lr, layers=self.layers
+            workspace,
+            share=given.share,
+            epochs=given.epochs,
+            rank=given.rank,
+            lr=given.lr,
+            layers=given.layers,
         )
 
     def _open(self, number: int) -> tuple[Passes, Projector, Moments | None]:
@@ -151,15 +133,21 @@ class LESS:
             capture, parts = self._warm.capture, self._warm.matrices
         else:
             model = self.checkpoints[number].load(workspace)
-            layers = self.layers or workspace.model.all_layers
+            layers = self.options.layers or workspace.model.all_layers
             capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=layers)
             parts = capture.layers
         device = capture.model.device
         projector = random_projector(
-            parts, self.dim, workspace.seed, "less projection", number, device, self.projection
+            parts,
+            self.options.dim,
+            workspace.seed,
+            "less projection",
+            number,
+            device,
+            self.options.projection,
         )
         # the loss of instruction tuning is the mean over an answer's tokens, and so is the publication's
-        opened = Passes(capture, self.batch_tokens, "mean", workspace.seed), projector, moments
+        opened = Passes(capture, self.options.batch_tokens, "mean", workspace.seed), projector, moments
         if len(self._rates) == 1:
             self._opened = opened
         return opened

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.free_memory import available_bytes
 from stride_cli.operators.device_memory import free_bytes
+from stride_cli.options import Options, entries, option
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Capture, Outcome, Visitor
@@ -32,21 +33,39 @@ _LEAST_ROOM = 1 << 30
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def check_choice(method: str, option: str, value: str, known: tuple[str, ...]) -> str:
-    """Return the value; UsageError if it is not one of the known."""
-    if value not in known:
-        raise UsageError(f"{method}: {option}={value} is unknown", fix=f"one of {', '.join(known)}")
-    return value
+@dataclass(frozen=True)
+class MethodOptions(Options):
+    """Options of a method, each checked under the method's name."""
+
+    method: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, entry in entries(type(self)).items():
+            entry.check(getattr(self, name), f"{self.method}: {name}", f"write {name}={entry.example}")
 
 
-def check_positive(method: str, **numbers: float | None) -> None:
-    """Raise UsageError for an option that is given and not above 0."""
-    for option, value in numbers.items():
-        if value is not None and not value > 0:
-            raise UsageError(
-                f"{method}: {option} should be more than 0, found {value}",
-                fix=f"leave {option} out, or write {option}=1",
-            )
+@dataclass(frozen=True)
+class PassOptions(MethodOptions):
+    """How a method passes over corpus and queries."""
+
+    layers: str | None = option(None, "Linear layers that count, see `Capture`.")
+    batch_tokens: int = option(2048, "Padded tokens of one pass.", low=1)
+
+
+@dataclass(frozen=True)
+class SumOptions(PassOptions):
+    """Passes whose losses are reduced over a chunk's tokens."""
+
+    reduction: str = option("sum", "A chunk's loss: sum or mean over its tokens.", choices=REDUCTIONS)
+
+
+@dataclass(frozen=True)
+class ProductOptions(SumOptions):
+    """Passes over the corpus for as many queries as have room."""
+
+    query_bytes: int | None = option(
+        None, "Most memory for gradients of queries; default: an eighth of what is free.", low=1
+    )
 
 
 def query_room(asked: int | None, device: torch.device) -> int:

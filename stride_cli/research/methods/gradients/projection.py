@@ -18,6 +18,7 @@ from torch import Tensor
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Factors, Layer
 
+PROJECTIONS = ("auto", "dense", "kronecker")
 DENSE_BYTES = 1 << 30  # a dense projection may take so much
 _ROWS = 4096  # of a dense projection are drawn at a time
 

@@ -6,6 +6,7 @@ Written here: kronfluence has no training paths, and bergson's reads checkpoints
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
+from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.graddot import QueryBank, shared_passes
 from stride_cli.research.methods.gradients.kronecker import corrected_curvature
 from stride_cli.research.methods.gradients.passes import (
     LABELS,
+    MethodOptions,
     Passes,
-    check_choice,
-    check_positive,
     load_checkpoint,
     open_capture,
 )
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
 
 
+@dataclass(frozen=True)
+class SourceOptions(MethodOptions):
+    method = "source"
+    segments: int = option(
+        3, "Of the training, of as many kept checkpoints each (its end among them).", low=1
+    )
+    labels: str = option("sampled", "Drawn from the model, or the corpus's own.", choices=LABELS)
+    draws: int = option(1, "Sets of labels that are drawn.", low=1)
+    layers: str | None = option(None, "Linear layers that count, see `Capture`; default: all.")
+    batch_tokens: int = option(2048, "Padded tokens of one pass.", low=1)
+    query_bytes: int | None = option(
+        None, "Most memory for gradients of queries; default: an eighth of what is free.", low=1
+    )
+
+
 class Source:
     """g_qᵀ Σ_l (Π_{k>l} exp(−t_k H_k)) (1 − exp(−t_l H_l)) H_l⁻¹ ḡ_il over segments l of the training.
 
@@ -40,16 +56,6 @@ class Source:
     segment's learning rates (of momentum's total effect), g_q the query's gradient at the end. H is the
     Gauss–Newton matrix in EK-FAC's eigenbasis, plus the weight decay. There is no damping: directions that
     training had no time for are left out.
-
-    Parameters
-    ----------
-    segments : int
-        Of the training, of as many checkpoints each: those kept along it, and the model at its end.
-    labels : "sampled" | "true"
-        Drawn from the model, ``draws`` times, or those of the corpus (the empirical Fisher matrix).
-    layers : str, optional   as for `Capture`; default: all
-    batch_tokens : int       padded tokens of one pass
-    query_bytes : int, optional      most memory for the gradients of queries; default: 1/8 of what is free
 
     Raises
     ------
@@ -64,22 +70,10 @@ class Source:
     bytes_per_chunk = 0.0
     shares_a_pass = True
 
-    def __init__(
-        self,
-        *,
-        segments: int = 3,
-        labels: str = "sampled",
-        draws: int = 1,
-        layers: str | None = None,
-        batch_tokens: int = 2048,
-        query_bytes: int | None = None,
-    ) -> None:
-        check_positive(
-            self.name, segments=segments, draws=draws, batch_tokens=batch_tokens, query_bytes=query_bytes
-        )
-        self.labels = check_choice(self.name, "labels", labels, LABELS)
-        self.segments, self.draws, self.layers = segments, draws, layers
-        self.batch_tokens, self.query_bytes = batch_tokens, query_bytes
+    @takes(SourceOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = SourceOptions(**given)
+        self.segments = self.options.segments
 
     def fit(self, workspace: Workspace) -> None:
         self._task = workspace
@@ -97,14 +91,18 @@ class Source:
         self._times = [float(np.sum(part)) for part in np.array_split(np.array(times), self.segments)]
         self._curvatures = [
             corrected_curvature(
-                members, workspace, f"SOURCE {number}/{self.segments}", labels=self.labels, draws=self.draws
+                members,
+                workspace,
+                f"SOURCE {number}/{self.segments}",
+                labels=self.options.labels,
+                draws=self.options.draws,
             )
             for number, members in enumerate(self._segments, 1)
         ]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         final = self._segments[-1][-1]()
-        for start, stop in shared_passes(final, queries, self.query_bytes):
+        for start, stop in shared_passes(final, queries, self.options.query_bytes):
             bank = QueryBank(final, queries, start, stop)
             remaining = dict(bank.matrices)  # g_q, and what the segments behind let through of it
             scores = np.zeros((stop - start, self._task.n_chunks), np.float32)
@@ -123,7 +121,8 @@ class Source:
     def _open(self, path: Path | None) -> Passes:
         workspace = self._task
         model = workspace.model if path is None else load_checkpoint(workspace, path)
-        return Passes(open_capture(workspace, self.layers, model), self.batch_tokens, "sum", workspace.seed)
+        capture = open_capture(workspace, self.options.layers, model)
+        return Passes(capture, self.options.batch_tokens, "sum", workspace.seed)
 
 
 def _learned(values: Tensor, time: float) -> Tensor:

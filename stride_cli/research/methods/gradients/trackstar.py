@@ -7,13 +7,15 @@ Written here: bergson writes gradients of a Hugging Face dataset to disk. A test
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stride_cli.errors import UsageError
+from stride_cli.options import option, takes
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Capture, Factors
 from stride_cli.research.methods.gradients.features import (
@@ -23,7 +25,7 @@ from stride_cli.research.methods.gradients.features import (
     query_features,
     second_moments,
 )
-from stride_cli.research.methods.gradients.passes import REDUCTIONS, Passes, check_choice, check_positive
+from stride_cli.research.methods.gradients.passes import Passes, SumOptions
 from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
 
 if TYPE_CHECKING:
@@ -35,6 +37,23 @@ _MOMENT_CHUNKS = 1024
 _WEIGHED_DOWN = 1000 / 65_536  # of the directions: the publication's
 
 
+@dataclass(frozen=True)
+class TrackStarOptions(SumOptions):
+    method = "trackstar"
+    rank: int = option(16, "Of both sides of a projection; rank² numbers a layer.", low=1)
+    moments: str = option("adafactor", "Whether to divide by √V.", choices=MOMENTS)
+    mix: float | str = option(0.0, "λ of the queries' moments, 0 to 1, or auto: the publication's rule.")
+    damping: float = option(0.1, "Added to R, as a multiple of its mean eigenvalue.", low=0)
+    normalize: bool = option(True, "Unit length; without, influence with the empirical Fisher matrix.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mix != "auto" and (isinstance(self.mix, str) or not 0 <= self.mix <= 1):
+            raise UsageError(
+                f"trackstar: mix={self.mix} is no share", fix="write mix=auto, or a number from 0 to 1"
+            )
+
+
 class TrackStar:
     """⟨u_q, u_i⟩ with u = R^{-½} P (∇ loss / √V), scaled to unit length.
 
@@ -42,20 +61,9 @@ class TrackStar:
     gradients of at most 1,024 chunks, as optimizer states are not kept. P is a two-sided random projection of
     each layer, R the second moment of the corpus's projected gradients, layer by layer. With ``mix`` it is
     λ R_queries + (1 − λ) R_corpus: directions that all queries share are weighed down, and a query's scores
-    depend on the others asked with it.
-
-    Parameters
-    ----------
-    rank : int               of both sides of a projection; rank² numbers a layer
-    moments : "adafactor" | "none"      whether to divide by √V
-    mix : float or "auto"
-        λ, 0 to 1. "auto" is the publication's rule (app. A.1.3): the k-th largest eigenvalues of λ R_queries
-        and (1 − λ) R_corpus are the same, over all layers, k being 1,000 of 65,536 numbers.
-    damping : float          added to R, as a multiple of its mean eigenvalue
-    normalize : bool         unit length; without, the score is influence with the empirical Fisher matrix
-    layers : str, optional   as for `Capture`; default "body" for language, "all" for classifiers
-    reduction : str          as for `Passes`; matters only without unit length
-    batch_tokens : int       padded tokens of one pass
+    depend on the others asked with it. ``mix=auto`` (app. A.1.3 of the publication): the k-th largest
+    eigenvalues of both parts are the same, over all layers, k being 1,000 of 65,536 numbers. Default layers:
+    "body" for language, "all" for classifiers.
 
     Raises
     ------
@@ -64,39 +72,31 @@ class TrackStar:
 
     name = "trackstar"
 
-    def __init__(
-        self,
-        *,
-        rank: int = 16,
-        moments: str = "adafactor",
-        mix: float | str = 0.0,
-        damping: float = 0.1,
-        normalize: bool = True,
-        layers: str | None = None,
-        reduction: str = "sum",
-        batch_tokens: int = 2048,
-    ) -> None:
-        check_positive(self.name, rank=rank, batch_tokens=batch_tokens)
-        self.moments = check_choice(self.name, "moments", moments, MOMENTS)
-        self.reduction = check_choice(self.name, "reduction", reduction, REDUCTIONS)
-        self.rank, self.damping, self.normalize = rank, damping, normalize
-        self.layers, self.batch_tokens = layers, batch_tokens
-        self.mix = mix if mix == "auto" else _share(self.name, mix)
+    @takes(TrackStarOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = TrackStarOptions(**given)
         self.bytes_per_chunk = 0.0
 
     def fit(self, workspace: Workspace) -> None:
-        layers = self.layers or workspace.model.all_layers
+        layers = self.options.layers or workspace.model.all_layers
         capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers=layers)
-        self._passes = passes = Passes(capture, self.batch_tokens, self.reduction, workspace.seed)
-        sides = random_sides(
-            capture.layers, self.rank, workspace.seed, "trackstar projection", 0, workspace.model.device
+        self._passes = passes = Passes(
+            capture, self.options.batch_tokens, self.options.reduction, workspace.seed
         )
-        scales = adafactor_scales(passes, workspace) if self.moments == "adafactor" else None
+        sides = random_sides(
+            capture.layers,
+            self.options.rank,
+            workspace.seed,
+            "trackstar projection",
+            0,
+            workspace.model.device,
+        )
+        scales = adafactor_scales(passes, workspace) if self.options.moments == "adafactor" else None
         self._projector = TwoSided(sides, scales=scales)
         features, _ = corpus_features(passes, workspace, self._projector, "TrackStar: gradients")
         self._moments = second_moments(features, self._projector.spans)
         self._features = features
-        if not self.mix:
+        if not self.options.mix:
             self._roots = self._inverse_roots(self._moments)
             # in place, block by block: the corpus is held once
             for start in range(0, len(features), 4096):
@@ -105,7 +105,7 @@ class TrackStar:
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         blocks = query_features(self._passes, queries, self._projector)
-        if not self.mix:
+        if not self.options.mix:
             for block in blocks:
                 yield products(self._whitened(block, self._roots), self._features)
             return
@@ -125,8 +125,8 @@ class TrackStar:
 
     def _found_share(self, own: list[np.ndarray]) -> float:
         """Find λ from the second moments of the queries."""
-        if self.mix != "auto":
-            return float(self.mix)
+        if self.options.mix != "auto":
+            return float(self.options.mix)
         place = max(0, round(self._projector.width * _WEIGHED_DOWN) - 1)
         at_queries, at_corpus = (
             float(np.sort(np.concatenate([np.linalg.eigvalsh(each) for each in moments]))[::-1][place])
@@ -136,22 +136,16 @@ class TrackStar:
         return max(at_corpus, 0.0) / both if both > 0 else 0.0
 
     def _inverse_roots(self, moments: list[np.ndarray]) -> list[np.ndarray]:
-        return [damped_power(moment, self.damping, -0.5) for moment in moments]
+        return [damped_power(moment, self.options.damping, -0.5) for moment in moments]
 
     def _whitened(self, features: np.ndarray, roots: list[np.ndarray]) -> np.ndarray:
         result = np.empty_like(features)
         for span, root in zip(self._projector.spans, roots, strict=True):
             result[:, span] = features[:, span].astype(np.float64) @ root
-        if self.normalize:
+        if self.options.normalize:
             norms = np.linalg.norm(result, axis=1, keepdims=True)
             result /= np.where(norms > 0, norms, 1.0)
         return result
-
-
-def _share(method: str, mix: float | str) -> float:
-    if isinstance(mix, str) or not 0 <= mix <= 1:
-        raise UsageError(f"{method}: mix={mix} is no share", fix="write mix=auto, or a number from 0 to 1")
-    return float(mix)
 
 
 def adafactor_scales(passes: Passes, workspace: Workspace) -> list[tuple[Tensor, Tensor]]:

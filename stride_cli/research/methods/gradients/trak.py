@@ -7,49 +7,45 @@ compares the formulas.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import Solver, corpus_features, products, query_features
-from stride_cli.research.methods.gradients.passes import (
-    Passes,
-    check_choice,
-    check_positive,
-    find_checkpoints,
-)
-from stride_cli.research.methods.gradients.projection import Projector, random_projector
+from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints
+from stride_cli.research.methods.gradients.projection import PROJECTIONS, Projector, random_projector
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
-PROJECTIONS = ("auto", "dense", "kronecker")
 _DIM = 2048
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
+
+
+@dataclass(frozen=True)
+class TRAKOptions(PassOptions):
+    method = "trak"
+    layers: str | None = option("all", "Linear layers that count, see `Capture`.")
+    dim: int | None = option(
+        None, "Numbers a gradient is projected to; default: 2,048, at most a quarter of the chunks.", low=1
+    )
+    checkpoints: str | None = option(None, "Independently trained models, separated by |.")
+    damping: float = option(0.1, "λ as a multiple of the mean eigenvalue of ΦᵀΦ; 0: pseudo-inverse.", low=0)
+    projection: str = option("auto", "See `random_projector`.", choices=PROJECTIONS)
+    dtype: str = option("fp32", "Of the stored features.", choices=tuple(DTYPES))
 
 
 class TRAK:
     """mean_m[φ_qᵀ (ΦᵀΦ)⁻¹ φ_i] · mean_m[1 − p_i] over models m.
 
     φ is the projected gradient of log(p / (1 − p)), for a sequence summed over its scored tokens; 1 − p is
-    their mean.
-
-    Parameters
-    ----------
-    dim : int, optional
-        Numbers a gradient is projected to. Default: 2,048, or a quarter of the chunks where that is less:
-        with as many as there are chunks, ΦᵀΦ fits every one of them.
-    checkpoints : str, optional
-        As for `find_checkpoints`; independently trained models are the paper's choice. Each has a projection
-        of its own, and all count the same. Default: the task's model.
-    damping : float          λ as a multiple of the mean eigenvalue of ΦᵀΦ; 0 is the pseudo-inverse. On digits
-                             .1 and 1 predicted retrained models better than .01 (the publication has none)
-    projection : str         "dense", "kronecker" or "auto"; see `random_projector`
-    layers : str             as for `Capture`
-    dtype : "fp32" | "fp16"  of the stored features
-    batch_tokens : int       padded tokens of one pass
+    their mean. Every model has a projection of its own, and all count the same. With as many dimensions as
+    chunks ΦᵀΦ would fit every one of them, hence the default. On digits a damping of .1 and 1 predicted
+    retrained models better than .01 (the publication has none).
 
     Raises
     ------
@@ -58,22 +54,11 @@ class TRAK:
 
     name = "trak"
 
-    def __init__(
-        self,
-        *,
-        dim: int | None = None,
-        checkpoints: str | None = None,
-        damping: float = 0.1,
-        projection: str = "auto",
-        layers: str = "all",
-        dtype: str = "fp32",
-        batch_tokens: int = 2048,
-    ) -> None:
-        check_positive(self.name, dim=1 if dim is None else dim, batch_tokens=batch_tokens)
-        self.dim, self.damping, self.layers, self.batch_tokens = dim, damping, layers, batch_tokens
-        self.checkpoints = find_checkpoints(checkpoints, None)
-        self.projection = check_choice(self.name, "projection", projection, PROJECTIONS)
-        self.dtype = DTYPES[check_choice(self.name, "dtype", dtype, tuple(DTYPES))]
+    @takes(TRAKOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = TRAKOptions(**given)
+        self.checkpoints = find_checkpoints(self.options.checkpoints, None)
+        self.dtype = DTYPES[self.options.dtype]
         self.bytes_per_chunk = 0.0
         self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
@@ -88,7 +73,7 @@ class TRAK:
             features, doubt = corpus_features(
                 passes, workspace, projector, title, output="margin", dtype=self.dtype
             )
-            self._solvers.append(Solver.of_rows(features, self.damping))  # of ΦᵀΦ / n
+            self._solvers.append(Solver.of_rows(features, self.options.damping))  # of ΦᵀΦ / n
             self._features.append(features)
             doubts += doubt / len(self.checkpoints)
         self._doubts = doubts.astype(np.float32)
@@ -111,13 +96,19 @@ class TRAK:
         if self._opened is not None:
             return self._opened
         workspace = self._task
-        dim = self.dim or max(1, min(_DIM, workspace.n_chunks // 4))
+        dim = self.options.dim or max(1, min(_DIM, workspace.n_chunks // 4))
         model = self.checkpoints[number].load(workspace)
-        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=self.layers)
+        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=self.options.layers or "all")
         projector = random_projector(
-            capture.layers, dim, workspace.seed, "trak projection", number, model.device, self.projection
+            capture.layers,
+            dim,
+            workspace.seed,
+            "trak projection",
+            number,
+            model.device,
+            self.options.projection,
         )
-        opened = Passes(capture, self.batch_tokens, "sum", workspace.seed), projector
+        opened = Passes(capture, self.options.batch_tokens, "sum", workspace.seed), projector
         if len(self.checkpoints) == 1:
             self._opened = opened
         return opened

@@ -22,8 +22,9 @@ from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
+from stride_cli.options import option, takes
 from stride_cli.output import progress
-from stride_cli.research.methods.gradients.passes import check_choice, check_positive, query_room
+from stride_cli.research.methods.gradients.passes import MethodOptions, query_room
 from stride_cli.research.methods.protocol import in_blocks
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
@@ -55,6 +56,21 @@ class Stretch:
     rate: float
 
 
+@dataclass(frozen=True)
+class UnrolledOptions(MethodOptions):
+    method = "unrolled"
+    stretches: int = option(8, "Of the training, that the corpus is read in.", low=1)
+    batches: int = option(
+        16, "Whose curvature is applied, evenly along the training, one a stretch at least.", low=1
+    )
+    at: str = option(
+        "path", "Weights of curvature and gradients: along the training, or its end.", choices=("path", "end")
+    )
+    query_bytes: int | None = option(
+        None, "Most memory for vectors of queries; default: an eighth of what is free.", low=1
+    )
+
+
 class Unrolled:
     """Σ_s ⟨∫_s c A λ dτ, ∇ loss_s(chunk)⟩ over stretches s of the training, replayed by the model's recipe.
 
@@ -72,15 +88,6 @@ class Unrolled:
     The replay takes one training; a query `_DIRECTIONS` times two bare passes over each of ``batches``; and
     the corpus is read ``stretches`` times, for all queries, or once.
 
-    Parameters
-    ----------
-    stretches : int          of the training, that the corpus is read in
-    batches : int            whose curvature is applied, evenly along the training (all, if it has no more),
-                             one a stretch at least
-    at : "path" or "end"     whose weights tell the curvature and the gradients of chunks: those that the
-                             training had, or those of its end throughout
-    query_bytes : int, optional      most memory for vectors of queries; default: 1/8 of what is free
-
     Raises
     ------
     UsageError      an option out of range; a classifier, or a model that was not trained by AdamW alone
@@ -91,17 +98,9 @@ class Unrolled:
     bytes_per_chunk = 0.0
     shares_a_pass = True
 
-    def __init__(
-        self,
-        *,
-        stretches: int = 8,
-        batches: int = 16,
-        at: str = "path",
-        query_bytes: int | None = None,
-    ) -> None:
-        check_positive(self.name, stretches=stretches, batches=batches, query_bytes=query_bytes)
-        self.at = check_choice(self.name, "at", at, ("path", "end"))
-        self.stretches, self.batches, self.query_bytes = stretches, batches, query_bytes
+    @takes(UnrolledOptions)
+    def __init__(self, **given: Any) -> None:
+        self.options = UnrolledOptions(**given)
 
     def fit(self, workspace: Workspace) -> None:
         """Train once more, keeping the weights in the middle of every stretch and Adam's mean division."""
@@ -121,7 +120,7 @@ class Unrolled:
         self._model, self._parameters = model, [p for p in model.parameters() if p.requires_grad]
         total, planned = planned_steps(self._chunks, self._recipe)
         steps = list(planned)
-        parts = np.array_split(np.arange(total), min(self.stretches, total))
+        parts = np.array_split(np.arange(total), min(self.options.stretches, total))
         middles = {int(part[len(part) // 2]) + 1: number for number, part in enumerate(parts)}
         kept: dict[int, Tensor] = {}
         [optimizer] = make_optimizers(model, self._recipe)
@@ -131,7 +130,7 @@ class Unrolled:
         def passed(step: int) -> None:
             moments = flat([_second_moment(optimizer, parameter) for parameter in self._parameters])
             spread.add_(moments, alpha=1 / (total * (1 - group["betas"][1] ** step)))
-            if self.at == "path" and step in middles:
+            if self.options.at == "path" and step in middles:
                 kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
@@ -148,14 +147,14 @@ class Unrolled:
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
         self._stretches = []
         for number, part in enumerate(parts):
-            count = min(len(part), max(1, round(self.batches * len(part) / total)))
+            count = min(len(part), max(1, round(self.options.batches * len(part) / total)))
             chosen = part[np.arange(count) * len(part) // count]
             batches = [(steps[step][0], steps[step][1]) for step in chosen]
-            weights = kept[number] if self.at == "path" else self._last
+            weights = kept[number] if self.options.at == "path" else self._last
             self._stretches.append(Stretch(weights, batches, float(rates[part].sum())))
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
-        room = query_room(self.query_bytes, self._device)
+        room = query_room(self.options.query_bytes, self._device)
         at_once = max(1, room // (4 * _HELD * len(self._last)))
         for start in range(0, len(queries), at_once):
             scores = self._scores(queries, range(start, min(start + at_once, len(queries))))
@@ -171,13 +170,13 @@ class Unrolled:
         with progress("unrolled: curvature", count, unit="batches") as ticker:
             for stretch in reversed(self._stretches):
                 put(stretch.weights, self._parameters)
-                if self.at == "path" or stretch is self._stretches[-1]:
+                if self.options.at == "path" or stretch is self._stretches[-1]:
                     passed = torch.zeros_like(remaining)
                 each = stretch.rate / len(stretch.batches)
                 for chunks, epoch in reversed(stretch.batches):
                     self._back(chunks, epoch, each, remaining, passed)
                     ticker.advance()
-                if self.at == "path" or stretch is self._stretches[0]:
+                if self.options.at == "path" or stretch is self._stretches[0]:
                     self._read(passed.mul_(self._root), found)
         # a step's loss is the mean over its tokens: a chunk more is as many tokens less of all others
         scored = np.array([chunk.n_scored for chunk in self._chunks], np.float64)

@@ -113,7 +113,7 @@ def test_against_the_training_differentiated(
     # all chunks together, each token counting alike, do nothing
     np.testing.assert_allclose(scores.sum(axis=1), 0, atol=1e-5 * np.abs(scores).sum())
     # queries few at a time, and a part of the batches
-    method.query_bytes = 1
+    method.options = replace(method.options, query_bytes=1)
     np.testing.assert_allclose(
         score_all(method, queries), scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max()
     )
