@@ -239,8 +239,10 @@ class Build:
         return journal
 
     def _begin(self, overwrite: bool) -> None:
+        """Begin with a header, or go on from the last commit of the same build."""
         journal = self._own_journal()
         header = journal.entries[0] if journal.entries else None
+        # 1. an unfinished build of another release, or from other input, is refused or discarded
         if header is not None and header["format_version"] != FORMAT_VERSION:
             raise IndexVersionError(
                 f"{self._partial} was begun in format version {header['format_version']}, "
@@ -256,11 +258,13 @@ class Build:
                     fix="resume it with the command that began it, or discard it with --overwrite",
                 )
             journal = self._discard()
+        # 2. a new build begins with a header
         if not self._resumed:
             sizes = {"format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes}
             journal.write({"kind": "header", **sizes, **key})
             durable.sync_directory(self._partial)
             durable.sync_directory(self._partial.parent)
+        # 3. its arrays go back to the last commit; those of an extension start as the old index's
         self._shard_bytes = journal.entries[0]["shard_bytes"]
         durable.make_directory(self._data)
         self._restore()
