@@ -1,7 +1,7 @@
 """Compiled loops of the pass over the corpus: chunks' gate gradients, the sums of subsets, projections.
 
-What they replace is not arithmetic but memory: products that are larger than what is made of them, copies,
-and sums that would be fetched again for every chunk.
+They save memory traffic, not arithmetic: products that are larger than what is made of them, copies, and
+sums that would be fetched again for every chunk.
 """
 
 from __future__ import annotations

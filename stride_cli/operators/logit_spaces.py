@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import LOGIT_GATES
-from stride_cli.operators.gathered_sums import GatheredSums
+from stride_cli.operators.device_sums import GatheredSums
 from stride_cli.operators.operator_space import (
     BasisOptions,
     Observation,

@@ -3,18 +3,17 @@
     z_i = h(G_i),   G_i = scored_i g_i        kept of chunk i:  sign(z_i), step_i = Σ_j z_ij² / Σ_j |z_ij|
     G_i · g_x  ≈  z_i · h(g_x)  ≈  step_i · Σ_j sign(z_ij) h(g_x)_j
 
-h folds the p gates of all spaces, in stretches at random places and with random signs, into r numbers,
-whose products are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009), and turns
-these by Hadamard matrices, which changes no product. Then each number is a sum of very many gates, and all
-but Gaussian: the sign of one that holds a few gates is that of the largest, however large it is, and
-estimates from such signs are worse the more of them there are. h needs no sample of the corpus and says the
-same of a chunk whatever else is there: it is made in the pass that adds up the subsets, and a chunk that
-comes later gets the one that it would have had.
+h folds the p gates of all spaces into r numbers, in stretches at random places and with random signs. Their
+products are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009). Then Hadamard
+matrices turn the numbers, which changes no product. Each number is now a sum of very many gates, and nearly
+Gaussian; without turning, the sign of a number that holds few gates would be that of the largest alone.
+h needs no sample of the corpus, and gives a chunk the same bits whatever else is there. So it is made in the
+pass that adds up the subsets, and a chunk that is appended gets the bits that it would have had.
 
 Of a chunk only signs are kept (Charikar, STOC 2002), of a query three bits a number. That is the noise of
-r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/results/projections.jsonl`). Nor do
-leading directions of a sample say more: gradients have hardly any in common. Of 2,000 instruction pairs the
-500 leading directions of one quarter hold 4 % of the others.
+r / 1.6 numbers in an eighth of the bytes of int8 (`tests/benchmarks/results/projections.jsonl`). Leading
+directions of a sample do no better, for gradients share hardly any: the 500 leading directions of a quarter
+of 2,000 instruction pairs hold 4 % of the others.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from index_format.shards import ShardedArray
     from stride_cli.data.batches import Batch
-    from stride_cli.operators.device_folding import DeviceFolding
+    from stride_cli.operators.device_sums import DeviceFolding
 
 FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
@@ -84,7 +83,7 @@ class Folding:
 
     def on(self, device: torch.device) -> DeviceFolding:
         """Fold gradients on a device, where they stay."""
-        from stride_cli.operators.device_folding import DeviceFolding
+        from stride_cli.operators.device_sums import DeviceFolding
 
         if self._on_device is None:
             gates = np.arange(len(self._signs))

@@ -1,21 +1,22 @@
 """Near-duplicates share credit: the leading directions of the kernel of chunks' gradients, by projections.
 
-The Fisher matrix in the bases is a Kronecker product, and of labels drawn from the model. What the chunks of
-one corpus share, a template or a task, it does not know: every chunk is taken to teach all of it. With G
-(n, p) the chunks' gradients as the fit weighs them, and K = G Gᵀ with m its mean diagonal, the query's
-gradient preconditioned by the chunks' own second moments too,
+The Fisher matrix in the bases is a Kronecker product, of labels drawn from the model. It does not know what
+the chunks of one corpus share, a template or a task, and gives each chunk full credit for all of it. Let G
+(n, p) be the chunks' gradients as the fit weighs them, and K = G Gᵀ with mean diagonal m. Preconditioning the
+query's gradient by the chunks' own second moments too,
 
     g'_x = (I + GᵀG / γ)⁻¹ g_x,      has the influences      w' = γ (K + γ)⁻¹ w,      γ = ridge · m,
 
-which is kernel ridge regression in the chunks. K is a diagonal and what lies beside it; the diagonal takes
-the same part of every chunk, which changes no order. What lies beside it has few large directions:
+is kernel ridge regression in the chunks. The diagonal of K takes the same part of every chunk, which changes
+no order. The rest of K has few large directions:
 
     K ≈ m I + m V Λ Vᵀ,              w' = w − V (Λ / (Λ + ridge + 1)) Vᵀ w      up to a factor.
 
-Projections are a sketch of G, so they hold K, of any two chunks to m π / (2 √r): V and Λ are those of a
-random sample of chunks, carried over to all of them by one scan (Nyström; Williams & Seeger, NeurIPS 2000).
-A chunk is no evidence of what it says alike with others: one of the sample is left out where it is carried
-over itself, and of others the one that says the same. So copies get the same, whichever were drawn.
+Projections are a sketch of G, so they hold K, of any two chunks to m π / (2 √r). V and Λ are found in a
+random sample of chunks and carried over to all of them by one scan (Nyström; Williams & Seeger, NeurIPS
+2000). A chunk is no evidence of its own redundancy. So a sampled chunk is left out where it is carried over
+to itself, and for any other chunk its nearest copy in the sample is: copies get the same, whichever were
+drawn.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from stride_cli.operators.projections import Projections
 
 FORM = 2  # of what an index holds: in 1 copies of a chunk shared unlike
-SAMPLE = 1024  # chunks whose products are taken: of 256 the two suites say nearly the same
+SAMPLE = 1024  # chunks whose products are taken; 256 gave nearly the same on two suites
 _PERMUTED = 1 << 20  # of more chunks a sample is drawn without a permutation of them all
-_LEAST = 1.0  # eigenvalue, in chunks that say the same: what is less has too little in common to tell
+_LEAST = 1.0  # eigenvalue, in copies of a chunk: less is too little to tell
 _COLUMNS = 1 << 14  # of signs that are unpacked together
 _ROWS = 1 << 16  # chunks whose columns are added up together
 _CARRIED = 1 << 12  # chunks that a scan carries over together
-_CARRIED_BITS = 1 << 16  # of signs that it looks at: of so many a cosine is known to .006
-_ITSELF = 0.9  # cosine from which a chunk says the same
+_CARRIED_BITS = 1 << 16  # signs that it looks at: a cosine is then known to .006
+_ITSELF = 0.9  # cosine from which a chunk is taken for a copy
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Redundancy:
     ----------
     vectors : (n, k) float32      orthonormal columns, V; of an index they stay mapped, and may lie in several
                                   files
-    values : (k,) float64         Λ, descending: roughly how many chunks say the same in each
+    values : (k,) float64         Λ, descending: roughly how many chunks share each direction
     """
 
     vectors: np.ndarray | ShardedArray
@@ -67,6 +68,7 @@ class Redundancy:
         """Find them from the projections of all chunks."""
         count, bits = len(projections), 8 * projections.size
         most = shared_directions(count)
+        # 1. A random sample, and its chunks' lengths in units of √m
         random = stream(projections.seed, "redundancy sample")
         drawn = (
             random.permutation(count) if count <= _PERMUTED else random.choice(count, SAMPLE, replace=False)
@@ -77,6 +79,7 @@ class Redundancy:
         nothing = cls(np.zeros((count, 1), np.float32), np.zeros(1))  # an array has a column at least
         if not (np.isfinite(mean) and mean > 0):
             return nothing
+        # 2. Their kernel (m, m) without its diagonal, and the directions above the noise of signs
         lengths /= np.sqrt(mean)
         kernel = _cosines(np.asarray(projections.codes[sample])) * lengths[:, None] * lengths
         np.fill_diagonal(kernel, 0.0)
@@ -87,6 +90,7 @@ class Redundancy:
         if not len(kept):
             return nothing
         values, vectors = values[kept], vectors[:, kept]
+        # 3. Carried over to all chunks, unless the sample is all of them
         if len(sample) == count:
             return cls(vectors.astype(np.float32), values)
         found = _carried_over(projections, sample, lengths[:, None] * vectors, mean)

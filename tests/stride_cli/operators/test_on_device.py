@@ -156,7 +156,7 @@ def test_what_no_single_row_has_memory_for_is_refused(chunks: ChunkReader) -> No
 
 @pytest.mark.parametrize("count", [64, 192, 2048])  # the last: more than gates
 def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stride_cli.operators.gathered_sums._NUMBERS", 5000)
+    monkeypatch.setattr("stride_cli.operators.device_sums._NUMBERS", 5000)
     random = torch.Generator().manual_seed(0)
     rows = [torch.randn(9, size, generator=random) for size in (700, 430)]
     rows[0][3], rows[1][3] = 0.0, 0.0
