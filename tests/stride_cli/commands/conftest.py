@@ -48,7 +48,7 @@ def run_stride(line: str, *, stdin: str = "") -> Outcome:
     with (
         mock.patch.dict(os.environ, settings),
         mock.patch.object(sys, "argv", ["stride", *words]),
-        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as ended,

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import random
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.prepared import Prepared
 
+from .conftest import Outcome
+
 WORDS = ["Water", "boils", "at", "one", "hundred", "degrees", "and", "Paris", "is", "in", "France", "now"]
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-    def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +72,6 @@ def corpus(count: int, *, seed: int = 0) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-@pytest.fixture
-def stride(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """`stride("index info", stdin=b"")`: the command line, in this process."""
-
-    def run(line: str, *, stdin: bytes = b"") -> Result:
-        from stride_cli.__main__ import main
-
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["stride", *shlex.split(line)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        assert "Traceback" not in captured.err
-        return Result(ended.value.code or 0, captured.out, captured.err)  # type: ignore[arg-type]
-
-    return run
-
-
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
@@ -112,30 +80,30 @@ def names(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir()}
 
 
-def test_build_info_verify(here: Path, stride: Callable[..., Result]) -> None:
-    built = stride("index build corpus.jsonl --model model")
+def test_build_info_verify(here: Path, run: Callable[..., Outcome]) -> None:
+    built = run("index build corpus.jsonl --model model")
     assert built.code == 0
-    (record,) = built.records()
+    (record,) = built.records
     assert record["index"] == "run.stride" and record["documents"] == 40
     assert record["block_size"] == 64  # the model's context: shorter than the default
     assert record["subsets"] == record["chunks"] > 40 and record["degree"] == 10
     assert record["bytes"] == sum(len(data) for data in contents(here / "run.stride").values())
     assert built.err == "next: stride train --index run.stride\n"
     for command in ("index info", "index info run.stride", "index info --index run.stride"):
-        (info,) = stride(command).records()
+        (info,) = run(command).records
         assert {key: info[key] for key in record if key not in ("schema", "seconds")} == {
             key: value for key, value in record.items() if key not in ("schema", "seconds")
         }
         assert info["operators"] is None and info["model_path"] == "../model"
-    whole = stride("index verify")
-    assert (whole.code, whole.records()) == (
+    whole = run("index verify")
+    assert (whole.code, whole.records) == (
         0,
         [{"schema": "stride.index_verify/1", "index": "run.stride", "whole": True, "stages": []}],
     )
     assert names(here) == {"model", "corpus.jsonl", "run.stride"}
 
 
-def test_every_form_of_input_gives_the_same_corpus(here: Path, stride: Callable[..., Result]) -> None:
+def test_every_form_of_input_gives_the_same_corpus(here: Path, run: Callable[..., Outcome]) -> None:
     data = Path("corpus.jsonl").read_bytes()
     Path("corpus.jsonl.gz").write_bytes(gzip.compress(data))
     lines = data.splitlines(keepends=True)
@@ -143,28 +111,28 @@ def test_every_form_of_input_gives_the_same_corpus(here: Path, stride: Callable[
     Path("part-2.jsonl").write_bytes(b"".join(lines[9:]))
     found = []
     for number, given in enumerate(("corpus.jsonl", "corpus.jsonl.gz", "'part-*.jsonl'", "-")):
-        result = stride(f"index build {given} --model model --out {number}.stride", stdin=data)
+        result = run(f"index build {given} --model model --out {number}.stride", stdin=data.decode())
         assert result.code == 0, result.err
-        (info,) = stride(f"index info {number}.stride").records()
+        (info,) = run(f"index info {number}.stride").records
         found.append((info["fingerprints"], info["chunks"], info["tokens"]))
     assert len({str(one) for one in found}) == 1
 
 
-def test_build_options_arrive(here: Path, stride: Callable[..., Result]) -> None:
+def test_build_options_arrive(here: Path, run: Callable[..., Outcome]) -> None:
     records = [{"key": n, "q": "Water boils at", "a": "one hundred degrees now"} for n in range(9)]
     Path("qa.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, {"key": 1}]))
-    result = stride(
+    result = run(
         "index build qa.jsonl --model model --out qa.stride --block-size 16 --subsets 7 --degree 3 --seed 5 "
         "--field id=key --field prompt=q --field response=a --on-bad skip --no-text --json"
     )
     assert result.code == 0
-    (record,) = result.records()
+    (record,) = result.records
     assert (record["subsets"], record["degree"], record["block_size"]) == (7, 3, 16)
     assert record["skipped_records"] == 1 and "skipped qa.jsonl:10" in result.err
     assert 9 < record["scored_tokens"] < record["tokens"] * 2 / 3  # the answers only
-    (info,) = stride("index info qa.stride").records()
+    (info,) = run("index info qa.stride").records
     assert info["texts"] is False and info["seed"] == 5
-    numbered = stride("index build corpus.jsonl --model model --out n.stride --number-ids")
+    numbered = run("index build corpus.jsonl --model model --out n.stride --number-ids")
     assert numbered.code == 0
     from index_format.reader import Index
 
@@ -172,26 +140,26 @@ def test_build_options_arrive(here: Path, stride: Callable[..., Result]) -> None
     assert Index.open("qa.stride").document_id(8) == "8"
 
 
-def test_a_warning_where_documents_have_no_scored_token(here: Path, stride: Callable[..., Result]) -> None:
+def test_a_warning_where_documents_have_no_scored_token(here: Path, run: Callable[..., Outcome]) -> None:
     records = [json.loads(line) for line in corpus(3).splitlines()]
     records.append({"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
-    result = stride("index build - --model model", stdin="\n".join(map(json.dumps, records)).encode())
+    result = run("index build - --model model", stdin="\n".join(map(json.dumps, records)))
     assert result.code == 0
     assert "warning: 1 of 4 documents have no scored token" in result.err
 
 
-def test_append(here: Path, stride: Callable[..., Result]) -> None:
-    more = corpus(10, seed=1).encode()
-    assert stride("index build corpus.jsonl --model model --subsets 20").code == 0
-    appended = stride("index append -", stdin=more)
+def test_append(here: Path, run: Callable[..., Outcome]) -> None:
+    more = corpus(10, seed=1)
+    assert run("index build corpus.jsonl --model model --subsets 20").code == 0
+    appended = run("index append -", stdin=more)
     assert appended.code == 0, appended.err
-    (record,) = appended.records()
+    (record,) = appended.records
     assert record["documents"] == 50 and record["subsets"] == 20
-    assert stride("index verify").code == 0
-    again = stride("index append - --index run.stride", stdin=more)
+    assert run("index verify").code == 0
+    again = run("index append - --index run.stride", stdin=more)
     assert again.code == 2 and "first at the index that is appended to" in again.err
-    Path("both.jsonl").write_bytes(Path("corpus.jsonl").read_bytes() + more)
-    assert stride("index build both.jsonl --model model --subsets 20 --out both.stride").code == 0
+    Path("both.jsonl").write_bytes(Path("corpus.jsonl").read_bytes() + more.encode())
+    assert run("index build both.jsonl --model model --subsets 20 --out both.stride").code == 0
     first, second = (
         {name: data for name, data in contents(here / path).items() if "json" not in name}
         for path in ("run.stride", "both.stride")
@@ -199,22 +167,22 @@ def test_append(here: Path, stride: Callable[..., Result]) -> None:
     assert first == second
 
 
-def test_plan(here: Path, stride: Callable[..., Result]) -> None:
-    (plan,) = stride("index plan --chunks 11400000").records()
+def test_plan(here: Path, run: Callable[..., Outcome]) -> None:
+    (plan,) = run("index plan --chunks 11400000").records
     assert (plan["n_subsets"], plan["degree"], plan["n_tokens"]) == (1000, 10, None)
     assert 0.013 < plan["coverage_sgd"] < 0.015 and plan["coverage_closed"] == 1.0
-    (plan,) = stride("index plan --chunks 11400000 --subsets 1000 --degree 10").records()
+    (plan,) = run("index plan --chunks 11400000 --subsets 1000 --degree 10").records
     # the paper's own setting: nobody shares nine subsets, but every chunk has some beyond the expander bound
     assert plan["expected_neighbours"] < 1e-9 and 1 < plan["expected_overlapping"] < 100
     before = names(here)
-    (plan,) = stride("index plan corpus.jsonl --model model").records()
+    (plan,) = run("index plan corpus.jsonl --model model").records
     assert names(here) == before
-    (built,) = stride("index build corpus.jsonl --model model").records()
+    (built,) = run("index build corpus.jsonl --model model").records
     assert (plan["n_chunks"], plan["n_tokens"]) == (built["chunks"], built["tokens"])
     files = contents(here / "run.stride")
     arrays = sum(len(data) for name, data in files.items() if not name.endswith(".json"))
     assert plan["total_bytes"] == arrays
-    (more,) = stride("index plan corpus.jsonl --model model --checkpoints 2").records()
+    (more,) = run("index plan corpus.jsonl --model model --checkpoints 2").records
     assert more["gate_bytes"] == 3 * plan["gate_bytes"] and more["total_bytes"] == plan["total_bytes"]
     for wrong in (
         "index plan",
@@ -222,39 +190,34 @@ def test_plan(here: Path, stride: Callable[..., Result]) -> None:
         "index plan corpus.jsonl",
         "index plan corpus.jsonl --chunks 5",
     ):
-        result = stride(wrong)
+        result = run(wrong)
         assert result.code == 2 and "fix:" in result.err and result.out == ""
 
 
 GOOD = b'{"id": "good", "text": "Water boils at one hundred degrees"}\n'
-BAD_INPUT = {
-    "broken JSON": (b'{"id": "a", "text": "x"\n', "bad.jsonl:2: expected a JSON object"),
-    "not an object": (b"[1]\n", "bad.jsonl:2: expected a JSON object on the line, found a list"),
-    "missing id": (b'{"text": "x"}\n', "--number-ids"),
-    "duplicate id": (GOOD, "bad.jsonl:2: expected ids that differ, found id 'good' again, first at"),
-    "empty document": (b'{"id": "a", "text": ""}\n', "bad.jsonl:2: expected a document with text"),
-    "not UTF-8": (b'{"id": "a", "text": "\xff"}\n', "bad.jsonl:2: expected UTF-8, found the byte 0xff"),
-    "NUL": (b'{"id": "a", "text": "\0"}\n', "bad.jsonl:2: expected text, found a NUL"),
-    "escaped NUL": (b'{"id": "a", "text": "\\u0000"}\n', "bad.jsonl:2: expected text, found a NUL"),
-    "long line": (b'{"id": "a", "text": "' + b"x" * 50_000_000 + b'"}\n', "at most 16,777,216 bytes"),
-    "wrong type": (b'{"id": "a", "text": 1}\n', "bad.jsonl:2: expected the field 'text' to be a string"),
-    "no text": (b'{"id": "a", "body": "x"}\n', "--field text="),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", BAD_INPUT)
-def test_bad_records(kind: str, here: Path, stride: Callable[..., Result]) -> None:
-    line, expected = BAD_INPUT[kind]
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"id": "a", "text": "x"\n', "expected a JSON object"),
+        (b'{"text": "x"}\n', "--number-ids"),
+        (GOOD, "expected ids that differ, found id 'good' again, first at"),
+        (b'{"id": "a", "text": "\xff"}\n', "expected UTF-8, found the byte 0xff"),
+        (b'{"id": "a", "text": "' + b"x" * 17_000_000 + b'"}\n', "at most 16,777,216 bytes"),
+        (b'{"id": "a", "body": "x"}\n', "--field text="),
+    ],
+    ids=["broken JSON", "missing id", "duplicate id", "not UTF-8", "long line", "no text"],
+)
+def test_bad_records(line: bytes, expected: str, here: Path, run: Callable[..., Outcome]) -> None:
     Path("bad.jsonl").write_bytes(GOOD + line)
     before = names(here)
-    result = stride("index build bad.jsonl --model model")
-    assert result.code == 2
-    assert result.out == ""
-    assert expected in result.err and "\n  fix: " in result.err
+    result = run("index build bad.jsonl --model model")
+    assert result.code == 2 and result.out == "" and names(here) == before
     assert result.err.startswith("error: bad.jsonl:2: ")
-    assert names(here) == before
-    skipped = stride("index build bad.jsonl --model model --on-bad skip")
-    assert skipped.code == 0 and skipped.records()[0]["documents"] == 1
+    assert expected in result.err and "\n  fix: " in result.err
+    skipped = run("index build bad.jsonl --model model --on-bad skip")
+    assert skipped.code == 0 and skipped.records[0]["documents"] == 1
 
 
 @pytest.mark.parametrize(
@@ -265,22 +228,16 @@ def test_bad_records(kind: str, here: Path, stride: Callable[..., Result]) -> No
         ("empty.jsonl", "error: empty.jsonl: expected at least one document, found none"),
         ("cut.jsonl.gz", "error: cut.jsonl.gz:"),
         ("cut.jsonl.zst", "error: cut.jsonl.zst:"),
-        ("corpus.jsonl --subsets 5 --degree 10", "error: --subsets is 5, expected at least the degree 10"),
-        ("corpus.jsonl --subsets 65536", "error: --subsets is 65536 (expected 1 to 65,535)"),
         ("corpus.jsonl --subsets 5000", "error: --subsets is 5,000, expected at most the number of chunks"),
-        ("corpus.jsonl --degree 0", "error: --degree is 0"),
         (
             "corpus.jsonl --block-size 65",
             "error: --block-size is 65, expected at most the model's context of 64",
         ),
-        ("corpus.jsonl --block-size 1", "error: --block-size is 1"),
-        ("corpus.jsonl --seed -1", "error: --seed is -1"),
-        ("corpus.jsonl --max-document-bytes 0", "error: --max-document-bytes is 0"),
         ("corpus.jsonl --on-bad ignore", "Invalid value for '--on-bad'"),
     ],
 )
 def test_bad_settings_and_sources(
-    arguments: str, expected: str, here: Path, stride: Callable[..., Result]
+    arguments: str, expected: str, here: Path, run: Callable[..., Outcome]
 ) -> None:
     zstandard = pytest.importorskip("zstandard")
     Path("empty.jsonl").touch()
@@ -288,7 +245,7 @@ def test_bad_settings_and_sources(
     for name, packed in (("cut.jsonl.gz", gzip.compress(data)), ("cut.jsonl.zst", zstandard.compress(data))):
         Path(name).write_bytes(packed[: len(packed) // 2])
     before = names(here)
-    result = stride(f"index build {arguments} --model model")
+    result = run(f"index build {arguments} --model model")
     assert result.code == 2
     assert result.out == "" and expected in result.err
     assert "fix: " in result.err or "Usage" in result.err
@@ -296,110 +253,100 @@ def test_bad_settings_and_sources(
 
 
 @pytest.mark.parametrize("model", ["nowhere/model", "weightless", "wordless"])
-def test_bad_models(model: str, here: Path, checkpoint: Path, stride: Callable[..., Result]) -> None:
+def test_bad_models(model: str, here: Path, checkpoint: Path, run: Callable[..., Outcome]) -> None:
     for name, left_out in (("weightless", "model.safetensors"), ("wordless", "tokenizer.json")):
         Path(name).mkdir()
         for file in checkpoint.iterdir():
             if file.name != left_out:
                 (Path(name) / file.name).write_bytes(file.read_bytes())
     before = names(here)
-    result = stride(f"index build corpus.jsonl --model {model}")
+    result = run(f"index build corpus.jsonl --model {model}")
     assert result.code == 2 and result.out == ""
     assert result.err.startswith("error: ") and "\n  fix: " in result.err and model in result.err
     assert names(here) == before
 
 
-def test_what_is_there_is_refused_with_the_remedy(here: Path, stride: Callable[..., Result]) -> None:
-    assert stride("index build corpus.jsonl --model model").code == 0
+def test_what_is_there_is_refused_with_the_remedy(here: Path, run: Callable[..., Outcome]) -> None:
+    assert run("index build corpus.jsonl --model model").code == 0
     before = contents(here / "run.stride")
-    again = stride("index build corpus.jsonl --model model")
+    again = run("index build corpus.jsonl --model model")
     assert again.code == 2 and "--overwrite" in again.err
     assert contents(here / "run.stride") == before
-    assert stride("index build corpus.jsonl --model model --overwrite --seed 1").code == 0
+    assert run("index build corpus.jsonl --model model --overwrite --seed 1").code == 0
     assert contents(here / "run.stride") != before
 
 
-def test_verify_tells_every_problem(here: Path, stride: Callable[..., Result]) -> None:
-    assert stride("index build corpus.jsonl --model model").code == 0
+def test_verify_tells_every_problem(here: Path, run: Callable[..., Outcome]) -> None:
+    assert run("index build corpus.jsonl --model model").code == 0
     tokens, extra = Path("run.stride/corpus/tokens/c/0"), Path("run.stride/corpus/more")
     data = bytearray(tokens.read_bytes())
     data[7] ^= 1
     tokens.write_bytes(data)
     extra.write_text("x")
-    result = stride("index verify run.stride")
+    result = run("index verify run.stride")
     assert result.code == 1
-    assert {(record["path"], record["kind"]) for record in result.records()} == {
+    assert {(record["path"], record["kind"]) for record in result.records} == {
         ("corpus/tokens/c/0", "content"),
         ("corpus/more", "extra"),
     }
     assert "run.stride is damaged" in result.err
 
 
-def test_which_index(here: Path, stride: Callable[..., Result]) -> None:
+def test_which_index(here: Path, run: Callable[..., Outcome]) -> None:
     for command in ("info", "verify"):
-        none = stride(f"index {command}")
+        none = run(f"index {command}")
         assert none.code == 2 and "*.stride" in none.err
-        missing = stride(f"index {command} nowhere.stride")
+        missing = run(f"index {command} nowhere.stride")
         assert missing.code == 2 and "nowhere.stride" in missing.err
     for name in ("a", "b"):
-        assert stride(f"index build corpus.jsonl --model model --out {name}.stride").code == 0
-    several = stride("index info")
+        assert run(f"index build corpus.jsonl --model model --out {name}.stride").code == 0
+    several = run("index info")
     assert several.code == 2 and "a.stride, b.stride" in several.err
-    assert stride("index info a.stride --index b.stride").code == 2
-    assert stride("index info b.stride").records()[0]["index"] == "b.stride"
+    assert run("index info a.stride --index b.stride").code == 2
+    assert run("index info b.stride").records[0]["index"] == "b.stride"
 
 
 def test_tables_on_a_terminal(
-    here: Path, stride: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    here: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
     monkeypatch.setenv("COLUMNS", "120")
-    built = stride("index build corpus.jsonl --model model")
+    built = run("index build corpus.jsonl --model model")
     assert re.search(r"documents\s+│\s+40\b", built.out)
     assert "kB" in built.out
-    assert "fingerprints: corpus" in stride("index info").out
-    assert re.search(r"n chunks\s+│\s+11,400,000\b", stride("index plan --chunks 11400000").out)
-    assert stride("index verify").out == "run.stride is whole\n"
+    assert "fingerprints: corpus" in run("index info").out
+    assert re.search(r"n chunks\s+│\s+11,400,000\b", run("index plan --chunks 11400000").out)
+    assert run("index verify").out == "run.stride is whole\n"
     Path("run.stride/manifest.json").write_text("{}")
-    assert "manifest.json: " in stride("index verify").out
+    assert "manifest.json: " in run("index verify").out
 
 
 @pytest.mark.parametrize("command", ["build", "append", "plan", "info", "verify"])
 def test_every_help_ends_in_an_example_that_runs(
-    command: str, here: Path, stride: Callable[..., Result]
+    command: str, here: Path, run: Callable[..., Outcome]
 ) -> None:
     Path("more.jsonl").write_text(corpus(5, seed=1))
     Path("more.jsonl.gz").write_bytes(gzip.compress(corpus(5, seed=1).encode()))
     if command != "build":
-        assert stride("index build corpus.jsonl --model model --out run.stride").code == 0
-    help = stride(f"index {command} --help")
+        assert run("index build corpus.jsonl --model model --out run.stride").code == 0
+    help = run(f"index {command} --help")
     assert help.code == 0
     examples = help.out.partition("Example:\n")[2].strip().splitlines()
     assert examples
     for example in examples:
-        line, stdin = example.strip(), b""
+        line, stdin = example.strip(), ""
         if "hf://" in line or "--from-run" in line:
             continue  # test_hub_index and test_callback run these
         if line.startswith("zcat "):
             packed, line = line.removeprefix("zcat ").split(" | ")
-            stdin = gzip.decompress(Path(packed).read_bytes())
+            stdin = gzip.decompress(Path(packed).read_bytes()).decode()
         assert line.startswith(f"stride index {command} ")
-        result = stride(line.removeprefix("stride "), stdin=stdin)
+        result = run(line.removeprefix("stride "), stdin=stdin)
         assert result.code == 0, result.err
-        assert result.records()
+        assert result.records
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, stride_cli.commands.index\n"
-        "print([name for name in ('torch', 'transformers', 'numba', 'zarr', 'scipy', 'pyarrow', 'zstandard') "
-        "if name in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
-
-
-def test_a_full_disk(here: Path, stride: Callable[..., Result]) -> None:
+def test_a_full_disk(here: Path, run: Callable[..., Outcome]) -> None:
     """Told as such, nothing that looks whole, and the same command goes on once there is room."""
     small = here / "small"
     small.mkdir()
@@ -409,14 +356,14 @@ def test_a_full_disk(here: Path, stride: Callable[..., Result]) -> None:
     try:
         Path("corpus.jsonl").write_text(corpus(1500))
         command = "index build corpus.jsonl --model model --commit-seconds 0 --out"
-        full = stride(f"{command} small/x.stride")
+        full = run(f"{command} small/x.stride")
         assert full.code == 2 and full.out == ""
         assert "error: no space left" in full.err and "\n  fix: " in full.err
         assert names(small) == {"x.stride.partial"}
         subprocess.run(["mount", "-o", "remount,size=20M", str(small)], check=True)
-        assert stride(f"{command} small/x.stride").code == 0
+        assert run(f"{command} small/x.stride").code == 0
         (here / "large").mkdir()  # as deep: the index records where the model is from there
-        assert stride(f"{command} large/whole.stride").code == 0
+        assert run(f"{command} large/whole.stride").code == 0
         assert contents(small / "x.stride") == contents(here / "large" / "whole.stride")
         assert names(small) == {"x.stride"}
     finally:
@@ -446,6 +393,22 @@ def test_interrupted_it_ends_quietly_and_can_be_resumed(here: Path, prepared: Pr
     assert not journal.exists() and Path("run.stride").is_dir()
 
 
+def killed_soon(
+    prepared: Prepared, command: list[str], journal: Path, most: float, rng: random.Random
+) -> bool:
+    """Start a command, wait until it writes its journal, kill it within `most` seconds; whether it was."""
+    before = journal.stat().st_mtime_ns if journal.exists() else None
+    with Path("err").open("wb") as err:
+        process = prepared.start(command, stderr=err)
+        while process.poll() is None and not (journal.exists() and journal.stat().st_mtime_ns != before):
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, most))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
+    return process.returncode != 0
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepared: Prepared) -> None:
     """kill -9, eight times, wherever the build happens to be; each time the same command goes on."""
@@ -460,17 +423,8 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepar
     rng = random.Random(0)
     resumed = 0
     for _ in range(8):
-        before = journal.stat().st_mtime_ns if journal.exists() else None
-        resumed += before is not None
-        with Path("err").open("wb") as err:
-            process = prepared.start([*command, "killed"], stderr=err)
-            # wait until this one writes, and then for any part of a second
-            while process.poll() is None and not (journal.exists() and journal.stat().st_mtime_ns != before):
-                time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.2))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
+        resumed += journal.exists()
+        killed_soon(prepared, [*command, "killed"], journal, 0.2, rng)
         if killed.exists():  # there, hence whole; begin anew
             assert contents(killed) == whole
             shutil.rmtree(killed)
@@ -481,24 +435,24 @@ def test_killed_at_any_moment_and_resumed_it_is_bit_identical(here: Path, prepar
     assert not journal.parent.exists()
 
 
-def test_ranges_are_built_and_merged(here: Path, stride: Callable[..., Result]) -> None:
-    assert stride("index build corpus.jsonl --model model --out whole").code == 0
+def test_ranges_are_built_and_merged(here: Path, run: Callable[..., Outcome]) -> None:
+    assert run("index build corpus.jsonl --model model --out whole").code == 0
     for number in (1, 2, 3):
-        built = stride(f"index build corpus.jsonl --model model --range {number}/3 --out part-{number}")
+        built = run(f"index build corpus.jsonl --model model --range {number}/3 --out part-{number}")
         assert built.code == 0, built.err
-    merged = stride("index merge part-3 part-1 part-2 --out merged")
+    merged = run("index merge part-3 part-1 part-2 --out merged")
     assert merged.code == 0 and "stride train --index merged" in merged.err
-    (record,) = merged.records()
+    (record,) = merged.records
     assert record["schema"] == "stride.index/1" and record["documents"] == 40
     ours, theirs = contents(here / "merged"), contents(here / "whole")
     arrays = {name for name in theirs if "/" in name}
     assert {name for name in ours if "/" in name} == arrays
     assert all(ours[name] == theirs[name] for name in arrays)
-    assert stride("index verify merged").code == 0
-    lacking = stride("index merge part-1 part-3 --out other")
+    assert run("index verify merged").code == 0
+    lacking = run("index merge part-1 part-3 --out other")
     assert lacking.code == 3 and "2/3 lacking" in lacking.err and "--range 2/3" in lacking.err
-    assert stride("index build corpus.jsonl --model model --range 4/3 --out x").code == 2
-    empty = stride("index build corpus.jsonl --model model --range 999/1000 --out x")
+    assert run("index build corpus.jsonl --model model --range 4/3 --out x").code == 2
+    empty = run("index build corpus.jsonl --model model --range 999/1000 --out x")
     assert empty.code == 2 and "no" in empty.err and "fewer parts" in empty.err
     assert not list(here.glob("x*")) and not list(here.glob("other*"))
 
@@ -517,15 +471,7 @@ def test_a_merge_that_is_killed_leaves_nothing_that_looks_whole(here: Path, prep
     command = ["stride", *line.split()]
     journal, rng, killed = Path("merged.partial/journal.jsonl"), random.Random(1), 0
     for _ in range(6):
-        with Path("err").open("wb") as err:
-            process = prepared.start(command, stderr=err)
-            while process.poll() is None and not journal.exists():
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.1))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert process.returncode in (0, -signal.SIGKILL), Path("err").read_text()
-        killed += process.returncode != 0 and not Path("merged").exists()
+        killed += killed_soon(prepared, command, journal, 0.1, rng) and not Path("merged").exists()
         if Path("merged").exists():
             break
     assert killed >= 1
