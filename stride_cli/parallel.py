@@ -327,7 +327,7 @@ def _context(threads: int) -> Any:
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(IMPORTS))
+    context.set_forkserver_preload(["stride_cli.fork_server", *IMPORTS])
     with with_variables({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}):
         forkserver.ensure_running()
     return context

@@ -135,20 +135,28 @@ with Workers(sleep, 2) as workers:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_process_that_has_them(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("at_work", [True, False])
+def test_workers_end_with_the_process_that_has_them(tmp_path: Path, number: int, at_work: bool) -> None:
+    """At once and without a word, also while they start."""
     (tmp_path / "sleeps.py").write_text(_SLEEPS)
     (tmp_path / "script.py").write_text(_SCRIPT)
     (tmp_path / "workers").mkdir()
     line = [sys.executable, tmp_path / "script.py", tmp_path / "workers"]
-    process = subprocess.Popen(line, start_new_session=True, stderr=subprocess.DEVNULL)
-    assert _eventually(lambda: len(list((tmp_path / "workers").iterdir())) == 2)
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(line, start_new_session=True, stderr=said)
+    if at_work:
+        assert _eventually(lambda: len(list((tmp_path / "workers").iterdir())) == 2)
+    else:
+        time.sleep(1)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.kill()
-    assert process.wait(10) == -number
+    assert process.wait(20) == -number
     places = [Path("/proc", path.name) for path in (tmp_path / "workers").iterdir()]
     assert _eventually(lambda: not any(place.exists() for place in places), 10)
+    if number == signal.SIGINT:
+        assert (tmp_path / "said").read_text().count("Traceback") == 1  # the script's own
 
 
 def _eventually(holds: Any, seconds: float = 60) -> bool:
