@@ -292,7 +292,7 @@ class Pipeline:
     def _measure_batch(
         self, batch: Batch, check: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, float | None]:
-        """Responses, losses and agreement of one batch."""
+        """Measure one batch: responses, losses and agreement."""
         from stride_cli.operators.exact_response import measure_exact, pearson
         from stride_cli.operators.linear_response import measure_linear_with_loss
 
@@ -307,7 +307,7 @@ class Pipeline:
         return responses, losses, pearson(exact[0], responses[0, check])
 
     def explained(self, responses: np.ndarray) -> np.ndarray:
-        """y of responses (Q, K)."""
+        """Return y of responses (Q, K)."""
         return additive_measurement(responses, self.row_sizes) if self.settings.lasso.intercept else responses
 
     # ---- 2. estimate → 3. read → 4. recover ----
@@ -348,15 +348,18 @@ class Pipeline:
         """`influences` before small ones are made smaller, which is done once several models are averaged."""
         from stride_cli.recovery.lasso import solve_batch
 
-        # The Lasso of every query: what the subsets alone say
+        # 1. The Lasso of every query: what the subsets alone say
         n_subsets = measurement.y.shape[1]
         lassos = solve_batch(self.columns, measurement.y, self.settings.lasso, n_subsets=n_subsets)
         reached("recover")
         if not self.settings.looks_at_chunks:
             return [replace(each, lasso=each) for each in lassos]
         assert queries is not None
+        # 2. An estimate of every chunk, without reading any
         estimates, batches = self.estimate(queries, batches, lassos)
+        # 3. Exact gradients of the likeliest, in one pass over them for all queries
         exact = self.read(estimates, batches, measurement)
+        # 4. What the three say together, query by query
         found = [
             recover(measurement.of_query(query), estimate, own, self.settings)
             for query, (estimate, own) in enumerate(zip(estimates, exact, strict=True))

@@ -52,27 +52,3 @@ def shrink_solution(solution: Solution, how: Shrinkage | None) -> Solution:
         return solution
     values = shrink(solution.values, how)
     return replace(solution, indices=solution.indices[values != 0.0], values=values[values != 0.0])
-
-
-def keep_top(block: np.ndarray, top: int) -> np.ndarray:
-    """Scores with all but the ``top`` of largest magnitude in each row set to zero.
-
-    Magnitude, since a sum over a subset loses least that way, and since it needs no sign: scores that are all
-    negative (log-likelihood ratios) keep their order. Of equal magnitudes the earlier chunk stays.
-
-    Parameters
-    ----------
-    block : (q, n) float32
-    top : int      1 or more; n or more keeps everything
-    """
-    if top >= block.shape[1]:
-        return block
-    kept = np.zeros_like(block)
-    for row, scores in zip(kept, block, strict=True):
-        magnitude = np.abs(scores)
-        limit = np.partition(magnitude, len(scores) - top)[len(scores) - top]
-        above = np.flatnonzero(magnitude > limit)
-        level = np.flatnonzero(magnitude == limit)[: top - len(above)]
-        chosen = np.concatenate([above, level])
-        row[chosen] = scores[chosen]
-    return kept

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.recovery.shrinkage import keep_top
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -29,6 +28,30 @@ def shrink_scores(block: np.ndarray) -> np.ndarray:
     from stride_cli.recovery.shrinkage import shrink
 
     return shrink(block - block.mean(axis=1, keepdims=True, dtype=np.float64), SHRINKAGE).astype(np.float32)
+
+
+def keep_top(block: np.ndarray, top: int) -> np.ndarray:
+    """Set all scores to zero but the ``top`` of largest magnitude in each row.
+
+    Magnitude, since a sum over a subset loses least that way, and since it needs no sign: scores that are all
+    negative (log-likelihood ratios) keep their order. Of equal magnitudes the earlier chunk stays.
+
+    Parameters
+    ----------
+    block : (q, n) float32
+    top : int      1 or more; n or more keeps everything
+    """
+    if top >= block.shape[1]:
+        return block
+    kept = np.zeros_like(block)
+    for row, scores in zip(kept, block, strict=True):
+        magnitude = np.abs(scores)
+        limit = np.partition(magnitude, len(scores) - top)[len(scores) - top]
+        above = np.flatnonzero(magnitude > limit)
+        level = np.flatnonzero(magnitude == limit)[: top - len(above)]
+        chosen = np.concatenate([above, level])
+        row[chosen] = scores[chosen]
+    return kept
 
 
 class Truncated:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from stride_cli.recovery.shrinkage import keep_top
-from stride_cli.research.methods.truncation import shrink_scores
+from stride_cli.research.methods.truncation import keep_top, shrink_scores
 
 values = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0])  # ties are frequent
 
