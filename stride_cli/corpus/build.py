@@ -30,7 +30,7 @@ from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
-from stride_cli.corpus.documents import EMPTY_CORPUS, merged_digest
+from stride_cli.corpus.documents import EMPTY_CORPUS, chained, merged_digest
 from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
@@ -87,18 +87,16 @@ class _Progress:
     """The state of a commit: documents in the index, their chained digest, and counts."""
 
     documents: int = 0
-    digest: str = EMPTY_CORPUS.hex()
+    digest: str = EMPTY_CORPUS
     scored_tokens: int = 0
     unscored_documents: int = 0
     conversations: int = 0
 
     def after(self, documents: Sequence[Document], blocks: Blocks) -> _Progress:
-        digest = bytes.fromhex(self.digest)
-        for document in documents:
-            digest = document.digest(digest)
+        """Count a batch, and chain its documents to the digest."""
         return _Progress(
             documents=self.documents + len(documents),
-            digest=digest.hex(),
+            digest=chained(self.digest, documents),
             scored_tokens=self.scored_tokens + int(blocks.scored_of.sum()),
             unscored_documents=self.unscored_documents + int((blocks.scored_of == 0).sum()),
             conversations=self.conversations + sum(document.text is None for document in documents),
@@ -139,6 +137,7 @@ def build_index(
     # before anything is created, so that a missing file leaves nothing behind
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent, part=part)
     settings = _settings(model, options, block_size)
+    local = Path(model.path) if model.path is not None and Path(model.path).exists() else None
     key = settings_key(settings)
     with storage_errors(out), IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
         progress = _write_corpus(writer, chunker, documents, log, _Progress(), options)
@@ -156,7 +155,7 @@ def build_index(
                 "design": "regular",
                 "block_size": block_size,
                 "fingerprints": {"corpus": progress.digest, **model.fingerprints},
-                "model_path": _recorded_model(model.path, out),
+                "model_path": recorded_path(local, out) if local else model.path,
                 "config": {
                     "sources": _recorded_sources(sources, out),
                     **settings,
@@ -166,8 +165,8 @@ def build_index(
                 "created_by": f"stride {__version__}",
             }
         )
-    if model.path is not None and Path(model.path).exists():  # for copies of the index alone
-        remember("places", model.fingerprint, str(Path(model.path).absolute()))
+    if local is not None:  # for copies of the index alone
+        remember("places", model.fingerprint, str(local.absolute()))
     return Index.open(out)
 
 
@@ -303,15 +302,10 @@ def _write_corpus(
 def _pass_over(documents: Iterator[Document], start: _Progress, committed: _Progress, path: Path) -> None:
     """Read over the documents that the interrupted build committed; CorpusError where they differ."""
     count = committed.documents - start.documents
-    digest, found = bytes.fromhex(start.digest), 0
-    for document in itertools.islice(documents, count):
-        digest = document.digest(digest)
-        found += 1
-    if found < count or digest.hex() != committed.digest:
-        what = f"only {found:,} documents" if found < count else "other documents"
+    if chained(start.digest, itertools.islice(documents, count)) != committed.digest:
         raise CorpusError(
             f"the corpus has changed since the build at {path} was interrupted: expected its first {count:,} "
-            f"documents again, found {what}",
+            "documents again, found others or fewer",
             fix="give the same corpus to resume, or start afresh with --overwrite",
         )
 
@@ -453,17 +447,22 @@ def compare_corpus(
     if recall("corpora", known) is not None:
         return "same", index.n_documents
     documents, log = open_documents(sources, reading)
-    digest, count, begins, ends = EMPTY_CORPUS, 0, False, _ends_of_parts(index)
-    for document in _with_progress(documents, log, "comparing the corpus with its index"):
-        digest = document.digest(digest)
-        count += 1
-        if count in ends:
-            # each part has a chain of its own; that of a part that differs leads nowhere
-            ends[count] = digest.hex()
-            digest = merged_digest(list(ends.values())) if count == max(ends) else EMPTY_CORPUS
-        if count == index.n_documents:
-            begins = digest.hex() == index.attributes["fingerprints"]["corpus"]
-    if not begins:
+    count = 0
+
+    def counted() -> Iterator[Document]:
+        nonlocal count
+        for document in _with_progress(documents, log, "comparing the corpus with its index"):
+            count += 1
+            yield document
+
+    found, sizes = counted(), _sizes_of_parts(index)
+    # each part has a chain of its own; what was appended goes on from the digest of all
+    parts = [chained(EMPTY_CORPUS, itertools.islice(found, size)) for size in sizes]
+    start = merged_digest(parts) if parts else EMPTY_CORPUS
+    digest = chained(start, itertools.islice(found, index.n_documents - sum(sizes)))
+    for _ in found:
+        pass  # count the others
+    if digest != index.attributes["fingerprints"]["corpus"]:
         return "other", count
     if count > index.n_documents:
         return "grown", count
@@ -471,14 +470,14 @@ def compare_corpus(
     return "same", count
 
 
-def _ends_of_parts(index: Index) -> dict[int, str]:
-    """Return, for an index whose fingerprint is `merged_digest`, where each part ends and its fingerprint."""
+def _sizes_of_parts(index: Index) -> list[int]:
+    """Return the documents of each part of an index whose fingerprint is `merged_digest`; else nothing."""
     config = index.attributes.get("config") or {}
     if config.get("merged_exactly", True):
-        return {}
+        return []
     appended = config.get("appended") or [{"first_document": index.n_documents}]
-    begins = [part["first_document"] for part in config["merged"]] + [appended[0]["first_document"]]
-    return dict(zip(begins[1:], (part["corpus"] for part in config["merged"]), strict=True))
+    begins = [part["first_document"] for part in (*config["merged"], appended[0])]
+    return [after - first for first, after in itertools.pairwise(begins)]
 
 
 def survey_corpus(
@@ -517,11 +516,6 @@ def _counts(writer: IndexWriter, progress: _Progress, *, skipped: int) -> dict[s
         "conversations": progress.conversations,
         "skipped_records": skipped,
     }
-
-
-def _recorded_model(path: str | None, index: str | Path) -> str | None:
-    local = path is not None and Path(path).exists()
-    return recorded_path(path, index) if path is not None and local else path
 
 
 def _recorded_sources(sources: Sequence[str], index: str | Path) -> list[str]:

@@ -14,7 +14,7 @@ from stride_cli.options import option
 
 FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 # start of the chain of document digests, which is a corpus' fingerprint
-EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").digest()
+EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").hexdigest()
 _MERGED_CORPUS = b"STRIDE corpus, merged, version 1"
 MOST_ID_BYTES = 1 << 20  # ids are held by readers of an index, and written with each hit
 # of one conversation: chat templates take time that grows with the square of their number
@@ -87,9 +87,17 @@ class Document:
         return hashlib.sha256(b"\n".join([previous, lengths, *data])).digest()
 
 
-def merged_digest(parts: Sequence[str]) -> bytes:
-    """Return the fingerprint of a corpus of which only its parts' are known (hex), not all its documents."""
-    return hashlib.sha256(b"\n".join([_MERGED_CORPUS, *(part.encode() for part in parts)])).digest()
+def chained(digest: str, documents: Iterable[Document]) -> str:
+    """Chain documents to a fingerprint (hex); `EMPTY_CORPUS` is that of none."""
+    chain = bytes.fromhex(digest)
+    for document in documents:
+        chain = document.digest(chain)
+    return chain.hex()
+
+
+def merged_digest(parts: Sequence[str]) -> str:
+    """Return the fingerprint of a corpus of which only its parts' are known, not all its documents (hex)."""
+    return hashlib.sha256(b"\n".join([_MERGED_CORPUS, *(part.encode() for part in parts)])).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

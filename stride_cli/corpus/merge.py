@@ -17,7 +17,7 @@ from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import __version__, output
 from stride_cli.corpus.build import append_design, settings_key, storage_errors, suffix_masks
-from stride_cli.corpus.documents import Document, merged_digest
+from stride_cli.corpus.documents import Document, chained, merged_digest
 from stride_cli.corpus.ids import SeenIds
 from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import choose_design
@@ -67,12 +67,13 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
         with output.progress("merging", sum(part.n_bytes for part in left) / 1e6, unit="MB") as ticker:
             for part in left:
                 if exact and part is not first:
-                    state["digest"] = _chained(writer, part, state["digest"], numbered=numbered)
+                    begun = writer.length("corpus/document_offsets") - 1 if numbered else None
+                    state["digest"] = chained(state["digest"], _documents(part, begun))
                 for n_bytes in _copy(writer, part.index, masked=masked, numbered=numbered):
                     ticker.advance(n_bytes / 1e6)
                 state["parts"] += 1
                 writer.commit(state)
-        corpus = state["digest"] if exact else merged_digest([part.corpus for part in parts]).hex()
+        corpus = state["digest"] if exact else merged_digest([part.corpus for part in parts])
         # 3. the subsets of all chunks
         append_design(writer, n_chunks, n_subsets=k, degree=d, seed=first.index.seed)
         attributes = first.index.attributes
@@ -266,13 +267,11 @@ def _check_space(path: Path, parts: Sequence[_Part], n_chunks: int, degree: int)
     require_space(path.parent, max(0, copied + design - there), what=f"merging into {path}")
 
 
-def _chained(writer: IndexWriter, part: _Part, digest: str, *, numbered: bool) -> str:
-    """Chain the documents of a part to the digest of what is written."""
-    chain, first = bytes.fromhex(digest), writer.length("corpus/document_offsets") - 1
-    for document in range(part.index.n_documents):
-        name = str(first + document) if numbered else part.index.document_id(document)
-        chain = Document(id=name, text=part.index.document_text(document)).digest(chain)
-    return chain.hex()
+def _documents(part: _Part, first: int | None) -> Iterator[Document]:
+    """Yield the documents of a part, which is all texts, by their ids or numbered anew from `first`."""
+    for number in range(part.index.n_documents):
+        name = part.index.document_id(number) if first is None else str(first + number)
+        yield Document(id=name, text=part.index.document_text(number))
 
 
 def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> Iterator[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from index_format.durable import replacing
-from stride_cli.corpus.documents import EMPTY_CORPUS
+from stride_cli.corpus.documents import EMPTY_CORPUS, chained
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
@@ -61,11 +61,8 @@ def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Pa
             out.write(json.dumps({"id": ids[row] if ids else str(row), **record}) + "\n")
     if decoded:
         _compare(examples, tokenizer)
-    digest, count = EMPTY_CORPUS, 0
-    for document in read_documents([str(path)], ReadOptions(max_document_bytes=1 << 40)):
-        digest = document.digest(digest)
-        count += 1
-    return Recorded(count, digest.hex())
+    documents = read_documents([str(path)], ReadOptions(max_document_bytes=1 << 40))
+    return Recorded(len(examples), chained(EMPTY_CORPUS, documents))
 
 
 def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:

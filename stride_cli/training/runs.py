@@ -13,7 +13,7 @@ import torch
 
 from stride_cli import output
 from stride_cli.corpus.chunking import Chunk, DocumentTokenizer
-from stride_cli.corpus.documents import EMPTY_CORPUS, Document
+from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained
 from stride_cli.corpus.readers import ReadOptions, open_documents
 from stride_cli.errors import CorpusError
 from stride_cli.models.language.language_recipe import Recipe
@@ -37,15 +37,10 @@ class Corpus:
 
 def read_corpus(sources: Sequence[str], reading: ReadOptions) -> Corpus:
     """Read a corpus whole; CorpusError as from `read_documents`."""
-    documents: list[Document] = []
-    digest = EMPTY_CORPUS
-    n_bytes = 0
     stream, _ = open_documents(sources, reading)
-    for document in stream:
-        documents.append(document)
-        digest = document.digest(digest)
-        n_bytes += len(document.plain_text.encode())
-    return Corpus(list(sources), documents, digest.hex(), n_bytes)
+    documents = list(stream)
+    n_bytes = sum(len(document.plain_text.encode()) for document in documents)
+    return Corpus(list(sources), documents, chained(EMPTY_CORPUS, documents), n_bytes)
 
 
 def cut(corpus: Corpus, tokenizer: Any, *, block_size: int) -> tuple[list[Chunk], dict[str, Any]]:

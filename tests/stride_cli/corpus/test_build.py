@@ -269,8 +269,7 @@ def test_a_corpus_that_changed_is_not_resumed(
         del records[10:]
     else:
         records[4], records[5] = records[5], records[4]
-    expected = "only 10 documents" if change == "fewer" else "other documents"
-    with pytest.raises(CorpusError, match=f"first 12 documents again, found {expected}") as error:
+    with pytest.raises(CorpusError, match="first 12 documents again, found others or fewer") as error:
         build()
     assert "--overwrite" in (error.value.fix or "")
     assert not (tmp_path / "x").exists()
