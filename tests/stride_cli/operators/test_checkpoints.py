@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import shutil
 import signal
 import time
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +30,6 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import FitRunOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.training import index_fit
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -249,42 +246,6 @@ def test_killed_between_checkpoints_it_ends_with_the_same_bits(
     assert not (bare / "operators").exists()
     prepared.run(command, check=True)
     assert_same_fit(bare / "operators", run_folder / "run.stride" / "operators")
-
-
-def test_one_model_at_a_time(run_folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive: list[weakref.ref] = []
-    before = api.open_model
-    load = Opener.load
-
-    def opened(*given, **named):
-        model = before(*given, **named)
-        alive.append(weakref.ref(model))
-        return model
-
-    def loaded(self, path):
-        assert [seen() for seen in alive] == [None] * len(alive)
-        model = load(self, path)
-        alive.append(weakref.ref(model))
-        return model
-
-    monkeypatch.setattr(index_fit, "open_model", opened)
-    monkeypatch.setattr(Opener, "load", loaded)
-    gc.disable()
-    try:
-        api.train(bare, api.ClosedOptions(**QUICK, checkpoints=kept(run_folder)[:2]))
-    finally:
-        gc.enable()
-    assert len(alive) == 3
-
-
-def test_designs_stack_with_numbers_of_their_own() -> None:
-    first, second = (Designs.drawn(9, 40_000, 3, seed) for seed in (1, 2))
-    both = Designs.stacked([first, second])
-    assert both.n_subsets == 80_000 and both.columns.dtype == np.uint32  # more than 16 bits count
-    np.testing.assert_array_equal(both.columns[:, :3], first.columns)
-    np.testing.assert_array_equal(both.columns[:, 3:], second.columns.astype(int) + 40_000)
-    np.testing.assert_array_equal(np.bincount(both.columns.ravel(), minlength=80_000), both.row_sizes.ravel())
-    assert Designs.stacked([first]) is first
 
 
 def test_operators_that_share_a_design_are_refused(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

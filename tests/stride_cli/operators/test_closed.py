@@ -201,15 +201,6 @@ def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunk
     assert abs(squares.mean() - curvature) < 4 * error + 0.01 * curvature
 
 
-def test_whitened_spaces_keep_the_scale_of_their_fisher_matrix(model, chunks, columns) -> None:
-    """A sum's gates are those of each space alone."""
-    names = ("mlp-matrix", "logit", "token-logit")
-    together = fit_closed(model, chunks, columns, K, settings_for("+".join(names)))
-    for name, gates in zip(names, together.gates, strict=True):
-        alone = fit_closed(model, chunks, columns, K, settings_for(name)).gates[0]
-        np.testing.assert_allclose(gates, alone, rtol=2e-4, atol=2e-4 * np.abs(alone).max())
-
-
 @pytest.mark.parametrize("names", ["residual-matrix+logit", "linear-matrix+token-logit", "pair-logit"])
 def test_whitened_bases_have_a_fisher_matrix_of_that_mean_eigenvalue(model, chunks, names: str) -> None:
     """Of every layer and logit space, under labels that were drawn for neither the bases nor their scale."""
