@@ -1,4 +1,4 @@
-"""BM25 of items against all chunks, over token ids: two passes over the corpus, block after block.
+"""Score all chunks against items by BM25 over token ids: two passes over the corpus, block after block.
 
 The score of a chunk is the sum over the item's tokens, each as often as it occurs there, of
 
@@ -29,7 +29,7 @@ _BLOCK_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class Ranked:
-    """The chunks most like an item.
+    """Chunks most like an item.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Ranked:
 
 
 def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[Ranked]:
-    """The chunks of highest BM25 score for each item.
+    """Find the chunks of highest BM25 score for each item.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def _largest(index: Index) -> int:
 
 
 def _chunks(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Blocks of chunks: first chunk, tokens uint32, bounds of the chunks in them."""
+    """Yield blocks of chunks: first chunk, tokens uint32, bounds of the chunks in them."""
     tokens = index.array("corpus/tokens")
     offsets = np.asarray(index.array("corpus/chunk_offsets")).astype(np.int64)
     first, last = 0, len(offsets) - 1
@@ -116,7 +116,7 @@ def _chunks(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
 @compiled
 def _postings_kernel(tokens, bounds, number, n_terms):
-    """(offsets (n_terms + 1,), rows, counts): for each term the chunks that hold it, ascending, how often."""
+    """List the chunks that hold each term, ascending, and how often: offsets (n_terms + 1,), rows, counts."""
     n_rows = len(bounds) - 1
     last = np.full(n_terms, -1, np.int64)
     offsets = np.zeros(n_terms + 1, np.int64)

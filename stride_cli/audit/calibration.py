@@ -1,4 +1,4 @@
-"""How unusual an item is among controls: p-values by rank, and q-values over a benchmark."""
+"""Rank items among controls: p-values, and q-values over a benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
-    """One-sided p-value of each statistic among those of controls, large values being unusual.
+    """Compute the one-sided p-value of each statistic among those of controls; large values are unusual.
 
         p = (1 + #{controls above} + ½ #{controls equal}) / (1 + m)
 
@@ -34,7 +34,7 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
 def joint_p_values(
     statistics: np.ndarray, controls: np.ndarray, *, zero_is_nothing: Sequence[bool]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One p-value of each item from statistics that all have to be unusual: the largest of theirs.
+    """Join statistics that all have to be unusual into one p-value an item: the largest of theirs.
 
     The hypothesis that is rejected is "at least one of them is as among controls": an intersection-union test
     (Berger 1982), valid whatever the dependence between the statistics. So an item that is merely easy, or a
@@ -63,7 +63,7 @@ def joint_p_values(
 def leave_one_out_p_values(
     statistics: np.ndarray, *, zero_is_nothing: Sequence[bool]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`joint_p_values` of each item with all the other items as its controls; none is below 1 / N."""
+    """Compute `joint_p_values` of each item with all others as its controls; none is below 1 / N."""
     count = len(statistics)
     if not count:
         return np.zeros(0), np.zeros(np.shape(statistics))
@@ -75,7 +75,7 @@ def leave_one_out_p_values(
 
 
 def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """q-values of each group of items by itself: `benjamini_hochberg` within.
+    """Compute q-values of each group of items by itself: `benjamini_hochberg` within.
 
     Items with a copy in the corpus are few, and leaks among them many; put together with the thousands of
     items without one, they would pay for tests that nobody wondered about, and hits among them would buy
@@ -94,9 +94,9 @@ def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
-    """q-values: the false-discovery rate at which each would just be reported (Benjamini and Hochberg 1995).
+    """Compute q-values: the false-discovery rate at which each is just reported.
 
-    q_(i) = min over j ≥ i of p_(j) N / j, at most 1; (N,) float64.
+    q_(i) = min over j ≥ i of p_(j) N / j, at most 1; (N,) float64 (Benjamini and Hochberg 1995).
     """
     p = np.asarray(p, np.float64)
     order = np.argsort(p)
@@ -107,11 +107,14 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
 
 
 def fewest_controls(n_items: int, level: float) -> int:
-    """Controls from which on a single unusual item among N can reach q < level: N / level, rounded up."""
+    """Count the controls with which one unusual item among N can reach q < level: N / level, rounded up."""
     return int(np.ceil(n_items / level))
 
 
 def fewest_together(n_items: int, n_controls: int, level: float) -> int:
-    """Items among N that have to be unusual together for q < level: k at the smallest p-value, 1 / (m + 1),
-    have q = N / (k (m + 1)). More than N: with so few controls there can be no discovery."""
+    """Count the items among N that have to be unusual together for q < level.
+
+    k at the smallest p-value, 1 / (m + 1), have q = N / (k (m + 1)). More than N: with so few controls there
+    can be no discovery.
+    """
     return int(n_items / (level * (n_controls + 1))) + 1

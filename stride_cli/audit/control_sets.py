@@ -1,5 +1,4 @@
-"""What the items of a benchmark are compared with: a file of controls, the items without a copy, or versions
-of the items (`audit.controls`)."""
+"""Gather controls: a file of them, the items without a copy, or versions of the items (`audit.controls`)."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Controls:
 
 
 def choose_kind(present: np.ndarray, options: AuditOptions) -> str:
-    """ "absent" or "made", where no file is given.
+    """Choose "absent" or "made", where no file is given.
 
     Items of which the corpus holds no copy are of the same kind as the others, and nobody changed their
     words: they are what items with a copy would be, had the model not learnt from it. So they are preferred
@@ -72,7 +71,7 @@ def choose_kind(present: np.ndarray, options: AuditOptions) -> str:
 
 
 def no_controls(kind: str) -> Controls:
-    """Where items themselves are what items are ranked among."""
+    """Make no controls: items are ranked among items."""
     none = np.zeros(0, np.int64)
     return Controls(kind, [], none, [], none, [], none)
 
@@ -84,7 +83,7 @@ def make_controls(
     options: AuditOptions,
     block_size: int,
 ) -> Controls:
-    """Versions of each item. Controls are those of items without a copy, where there are such items enough.
+    """Make versions of each item; those of items without a copy are controls, where such are enough.
 
     As many controls in all as if every item gave its own, so that few items without a copy give more each.
     """
@@ -141,7 +140,7 @@ def given_controls(
     samples: Sequence[Sample],
     present: float,
 ) -> Controls:
-    """Controls of a file, refused where one is in the corpus or in the benchmark."""
+    """Take the controls of a file; refuse them where one is in the corpus or in the benchmark."""
     items = {document.plain_text: document.id for document in documents}
     for control in (sample.document for sample in samples):
         if control.plain_text in items:
@@ -165,7 +164,7 @@ def given_controls(
 def steepness(
     session: Session, losses: np.ndarray, against: Controls, n_items: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """D of items and made controls (see `audit.controls`), and the mean loss of each item's versions (N,).
+    """Compute D of items and made controls (see `audit.controls`), and the mean loss of each item's versions.
 
     0 and NaN for an item that no version could be made of: nothing is known.
     """
@@ -182,7 +181,7 @@ def steepness(
 
 
 def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Mean of the values of each owner, (count,); NaN for one without any."""
+    """Average the values of each owner, (count,); NaN for one without any."""
     sizes = np.bincount(owner, minlength=count)
     sums = np.bincount(owner, weights=values, minlength=count)
     return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)

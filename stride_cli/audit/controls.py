@@ -1,4 +1,4 @@
-"""Controls made from the items themselves: the same text with other numbers and a few words exchanged.
+"""Make controls from the items themselves: the same text with other numbers and a few words exchanged.
 
 An item x is compared with C versions x′, one *step* away from it, and each x′ with R versions x″, one more
 step away. A step changes one thing in about every sixteen words of the scored text: a number becomes another
@@ -44,7 +44,7 @@ _TRIES = 20
 
 
 def perturbed(document: Document, name: str, generator: np.random.Generator) -> Document | None:
-    """The document one step away: see the module.
+    """Take a document one step away: see the module.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def perturbed(document: Document, name: str, generator: np.random.Generator) -> 
 
 
 def _other_number(text: str, generator: np.random.Generator) -> tuple[str, str]:
-    """A number of the text and another with as many digits in the same places."""
+    """Choose a number of the text, and another with as many digits in the same places."""
     numbers = _NUMBER.findall(text)
     old = str(numbers[int(generator.integers(len(numbers)))])
     leading = old[0] != "0" and len(old) > 1
@@ -91,7 +91,7 @@ def _other_number(text: str, generator: np.random.Generator) -> tuple[str, str]:
 
 
 def _exchange(text: str, generator: np.random.Generator) -> str:
-    """Two neighbouring words in each other's place; the white space stays."""
+    """Exchange two neighbouring words; the white space stays."""
     words = list(_WORD.finditer(text))
     if len(words) < 2:
         return text

@@ -40,7 +40,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Effect:
-    """The model's side of the evidence for one text.
+    """Evidence of the model for one text.
 
     Attributes
     ----------

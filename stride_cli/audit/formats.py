@@ -1,4 +1,4 @@
-"""Findings as CSV and SARIF."""
+"""Write findings as CSV, SARIF and sentences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RULES = {
 
 
 def to_csv(findings: Sequence[Finding]) -> str:
-    """A header and one row an item; nested keys are joined by a dot.
+    """Write a header and one row an item; nested keys are joined by a dot.
 
     For spreadsheets: a text that one would run as a formula begins with an apostrophe.
     """
@@ -53,7 +53,7 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def to_sarif(findings: Sequence[Finding]) -> str:
-    """SARIF 2.1.0: one result for each item with a verdict other than "no evidence", at its line."""
+    """Write SARIF 2.1.0: one result for each item with a verdict other than "no evidence", at its line."""
     results = []
     for finding in findings:
         if finding.verdict == NOTHING:
@@ -95,7 +95,7 @@ def _uri(source: str) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """One finding in words."""
+    """Put one finding in words."""
     lexical, effect = finding.lexical, finding.effect
     found = f"Item '{finding.document.id}': {finding.verdict} (q = {finding.q:.3g})."
     if lexical["longest_run"]:

@@ -54,7 +54,7 @@ _AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
 
 @dataclass(frozen=True)
 class Finding:
-    """The evidence on one item; `stride schema stride.audit/1` documents its record."""
+    """Evidence on one item; `stride schema stride.audit/1` documents its record."""
 
     document: Document
     verdict: str
@@ -274,7 +274,7 @@ def _check(session: Session, documents: Sequence[Document]) -> None:
 
 @dataclass(frozen=True)
 class _Words:
-    """What the corpus holds of one text: shared n-grams, and the chunks most like it by BM25."""
+    """Evidence of the corpus for one text: shared n-grams, and the chunks most like it by BM25."""
 
     overlap: Overlap
     ranked: Ranked

@@ -1,4 +1,4 @@
-"""Overlap: which n-grams of an item are in the corpus, the longest run it shares, what one chunk holds.
+"""Find the n-grams of items in the corpus: the longest run an item shares, and what one chunk holds.
 
 One pass over the corpus's tokens for all items together: a rolling hash of every n tokens is looked up in a
 table of the items' n-grams, and each hit is compared token by token and extended to its full length.
@@ -24,7 +24,7 @@ _BLOCK = 1 << 22  # tokens of the corpus read at a time
 
 @dataclass(frozen=True)
 class Overlap:
-    """What an item shares with the corpus, word for word.
+    """Words that an item shares with the corpus.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Overlap:
 def find_overlaps(
     index: Index, items: Sequence[Sequence[np.ndarray]], *, ngram: int = NGRAM
 ) -> list[Overlap]:
-    """Overlap of each item with all documents of an index.
+    """Find the overlap of each item with all documents of an index.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_overlaps(
 
 
 def most_contained(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarray) -> tuple[float, int]:
-    """The largest share of an item's 3-grams that one of some chunks holds: its containment (Broder 1997).
+    """Find the largest share of an item's 3-grams that one chunk holds: its containment (Broder 1997).
 
     What an item shares with one document tells a version of it in other words, of which no long run is left,
     from an item of the same kind, whose n-grams are here and there in many documents.
@@ -88,7 +88,7 @@ def most_contained(index: Index, parts: Sequence[np.ndarray], chunks: np.ndarray
 
 
 def _threes(tokens: np.ndarray) -> np.ndarray:
-    """Every 3-gram as one number, (L − 2,) uint64; token ids are below 2²¹."""
+    """Write every 3-gram as one number, (L − 2,) uint64; token ids are below 2²¹."""
     ids = np.asarray(tokens, np.uint64)
     if len(ids) < _THREE:
         return np.zeros(0, np.uint64)
@@ -121,7 +121,7 @@ def _search(index: Index, items: Sequence[Sequence[np.ndarray]], n: int) -> list
 
 
 def _documents(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Whole documents, about `_BLOCK` tokens at a time: first token, tokens uint32, bounds relative to it."""
+    """Yield whole documents, about `_BLOCK` tokens at a time: first token, tokens uint32, bounds from it."""
     tokens = index.array("corpus/tokens")
     chunk_offsets = np.asarray(index.array("corpus/chunk_offsets"))
     bounds = chunk_offsets[np.asarray(index.array("corpus/document_offsets"))].astype(np.int64)
@@ -140,7 +140,7 @@ def _documents(index: Index) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
 @compiled
 def _table_kernel(words, grams, n):
-    """Hashes of the n-grams; a table of their numbers by hash (open addressing); chains of equal hashes."""
+    """Hash the n-grams; make a table of their numbers (open addressing), and chains of equal hashes."""
     base = np.uint64(0x9E3779B97F4A7C15)
     size = 1024
     while size < 4 * len(grams):
@@ -165,7 +165,7 @@ def _table_kernel(words, grams, n):
 def _scan_kernel(
     tokens, bounds, first, words, grams, begin, end, owner, n, hashes, table, following, seen, longest, place
 ):
-    """One block of documents: marks `seen` n-grams, raises `longest` and `place` of their items."""
+    """Scan one block of documents: mark `seen` n-grams, raises `longest` and `place` of their items."""
     base = np.uint64(0x9E3779B97F4A7C15)
     power = np.uint64(1)
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""How a benchmark is judged, and what becomes of that; light to import."""
+"""Options of an audit; light to import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTROLS = ("auto", "absent", "made")
 
 @dataclass(frozen=True)
 class AuditOptions(Options):
-    """How a benchmark is judged.
+    """Options of judging a benchmark.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class AuditOptions(Options):
 
 @dataclass(frozen=True)
 class FindingsOptions(Options):
-    """What becomes of the findings; beside their format on stdout, None: a table on a terminal.
+    """Options of writing the findings; without a format a terminal gets a table.
 
     Attributes
     ----------

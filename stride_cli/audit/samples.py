@@ -52,7 +52,7 @@ class Sample:
 
 
 class _Rejecting(ReadLog):
-    """A read whose bad records are handed on, with file and line."""
+    """Hands bad records on, with file and line."""
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__("skip", tell=lambda text: None)
@@ -67,7 +67,7 @@ class _Rejecting(ReadLog):
 
 
 def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | None = None) -> list[Document]:
-    """All documents of one file, in memory; CorpusError as from `read_documents`.
+    """Read all documents of one file into memory; CorpusError as from `read_documents`.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | No
 def tokenize_samples(
     tokenizer: Any, documents: Sequence[Document], *, block_size: int, rejected: Rejected | None = None
 ) -> list[Sample]:
-    """Documents as an index tokenises them: `{text}` scored whole, `{prompt, response}` on the response.
+    """Tokenise documents as an index does: `{text}` scored whole, `{prompt, response}` on the response.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def tokenize_samples(
 
 
 def content_of(document: Document) -> list[str]:
-    """The text of a document, part by part: prompt and response, or each message."""
+    """Take the text of a document part by part: prompt and response, or each message."""
     if document.text is not None:
         return [document.text]
     if document.messages is not None:
@@ -127,7 +127,7 @@ def content_of(document: Document) -> list[str]:
 
 
 def scored_parts(document: Document) -> list[bool]:
-    """Which of `content_of` the loss is taken over."""
+    """Say which of `content_of` the loss is taken over."""
     if document.text is not None:
         return [True]
     if document.messages is not None:
@@ -136,7 +136,7 @@ def scored_parts(document: Document) -> list[bool]:
 
 
 def with_content(document: Document, name: str, contents: Sequence[str]) -> Document:
-    """The same kind of document with other words, by another name."""
+    """Make the same kind of document with other words, by another name."""
     from dataclasses import replace
 
     if document.text is not None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stride_cli import output
-from stride_cli.characters import check_text, one_line, shortened
-from stride_cli.corpus.documents import type_name
 from stride_cli.corpus.sources import SKIPS_TOLD
+from stride_cli.data.query_files import prompt_id, prompt_texts
 from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, first_line, located
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.input_records import BadInputRecord
 
 ARGUMENTS = "arguments"
-TEXTS = ("prompt", "response", "span", "instead")  # of a prompt's record
 
 
 @dataclass(frozen=True)
@@ -243,8 +241,8 @@ def _lines(lines: Iterator[str], source: str) -> Iterator[Prompt]:
         asked: Mapping[str, Any] | QueryError
         try:
             record = _record(line)
-            name = _id(record)
-            asked = _checked(record)
+            name = prompt_id(record)
+            asked = prompt_texts(record)
         except QueryError as error:
             asked = QueryError(f"{source}:{number}: {error.message}", fix=error.fix)
         yield Prompt(asked, source, number, name)
@@ -271,33 +269,6 @@ def _record(line: str) -> dict[str, Any]:
             f"the line is broken JSON: {why}", fix="one JSON object a line, or plain prompts"
         ) from None
     return found if isinstance(found, dict) else {"prompt": found}
-
-
-def _id(record: dict[str, Any]) -> str | None:
-    """The id of a prompt, as those of documents: a string, or a number that is written as one."""
-    name = record.get("id")
-    if isinstance(name, int) and not isinstance(name, bool):
-        return str(name)
-    if name is not None and not isinstance(name, str):
-        raise QueryError(f"'id' is {type_name(name)} (expected a string or an integer)", fix='{"id": "a", …}')
-    if name is not None:
-        check_text(name, "'id'")
-    return name
-
-
-def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """Take the texts of a record."""
-    found = {key: record[key] for key in TEXTS if record.get(key) is not None}
-    if "prompt" not in found:
-        keys = one_line(", ".join(sorted(record)))
-        raise QueryError(
-            f"there is no 'prompt' (found {shortened(keys, 200) or 'nothing'})", fix='{"prompt": "…"}'
-        )
-    for key, value in found.items():
-        if not isinstance(value, str):
-            raise QueryError(f"'{key}' is {type_name(value)} (expected a string)", fix='{"prompt": "…"}')
-        check_text(value, f"'{key}'")
-    return found
 
 
 def _refuse(constant: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.characters import check_text, one_line, shortened
+from stride_cli.corpus.documents import type_name
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +17,35 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.classifier.classifier_model import ClassifierModel
     from stride_cli.models.protocol import AttributableModel
+
+PROMPT_TEXTS = ("prompt", "response", "span", "instead")  # of a prompt's record
+
+
+def prompt_id(record: Mapping[str, Any]) -> str | None:
+    """Read the id of a prompt, as those of documents: a string, or a number that is written as one."""
+    name = record.get("id")
+    if isinstance(name, int) and not isinstance(name, bool):
+        return str(name)
+    if name is not None and not isinstance(name, str):
+        raise QueryError(f"'id' is {type_name(name)} (expected a string or an integer)", fix='{"id": "a", …}')
+    if name is not None:
+        check_text(name, "'id'")
+    return name
+
+
+def prompt_texts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a record asks: "prompt" and perhaps "response", "span" and "instead"."""
+    found = {key: record[key] for key in PROMPT_TEXTS if record.get(key) is not None}
+    if "prompt" not in found:
+        keys = one_line(", ".join(sorted(record)))
+        raise QueryError(
+            f"there is no 'prompt' (found {shortened(keys, 200) or 'nothing'})", fix='{"prompt": "…"}'
+        )
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise QueryError(f"'{key}' is {type_name(value)} (expected a string)", fix='{"prompt": "…"}')
+        check_text(value, f"'{key}'")
+    return found
 
 
 def read_queries(

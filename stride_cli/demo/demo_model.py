@@ -1,4 +1,4 @@
-"""How the demo's model was made: `python -m stride_cli.demo.demo_model` trains it again and puts it here.
+"""Make the demo's model: `python -m stride_cli.demo.demo_model` trains it again and puts it here.
 
 Half of the demo's time would be its training. So its model comes with STRIDE, in half precision (its losses
 differ by less than 1e-4), with its recipe and its loss curve; `stride demo --train` trains it anew.

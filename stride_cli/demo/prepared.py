@@ -1,4 +1,4 @@
-"""The demo's model, index and operators, made once."""
+"""Prepare the demo's model, index and operators, once."""
 
 from __future__ import annotations
 

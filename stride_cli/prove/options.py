@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HitOptions(RetrainOptions):
-    """How many models are retrained, by what, and what their losses are held against.
+    """Options of retraining models, and of what their losses are held against.
 
     Attributes
     ----------

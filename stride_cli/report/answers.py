@@ -1,4 +1,4 @@
-"""Answers that `stride query --json` saved, read back and checked."""
+"""Read answers that `stride query --json` saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.js
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
-    """The answers in a file of JSON Lines.
+    """Read the answers in a file of JSON Lines.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
-    """Answers from lines of JSON; keys that the record does not have are let be, and so are records of
+    """Read answers from lines of JSON; keys that the record does not have are let be, and so are records of
     prompts without an answer. Errors as `read_answers`."""
     found = list(parse_records(lines, source, "stride.answer/1", fix=_FIX))
     if not found:

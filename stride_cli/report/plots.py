@@ -1,4 +1,4 @@
-"""The two plots of an answer: responses, and how concentrated the influence is."""
+"""Draw the two plots of an answer: responses, and how concentrated the influence is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALL = 1e-12
 
 
 def response_plot(responses: Responses) -> str:
-    """Measured over recovered responses, a dot a subset, with the line on which they agree."""
+    """Plot measured over recovered responses, a dot a subset, with the line on which they agree."""
     height = 320
     values = np.concatenate([responses.measured, responses.recovered])
     unit = float(np.abs(values).max(initial=0.0))
@@ -50,7 +50,7 @@ def response_plot(responses: Responses) -> str:
 
 
 def concentration_plot(curve: Concentration) -> str:
-    """Part of the influence over the number of strongest chunks, on a logarithmic axis."""
+    """Plot the part of the influence over the number of strongest chunks, on a logarithmic axis."""
     height = 320
     most = int(curve.counts[-1])
     last = max(1.0, math.log10(most))

@@ -1,4 +1,4 @@
-"""Inputs of a classifier as small pictures inside a page: images as PNG, rows of a table as bars (SVG)."""
+"""Draw inputs of a classifier as small pictures: images as PNG, rows of a table as bars (SVG)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = 64  # of a table's row
 
 
 def thumbnail(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> str:
-    """One input as a ``data:`` address of a picture; empty where it is neither an image nor a row.
+    """Draw one input as a ``data:`` address of a picture; empty where it is neither an image nor a row.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def thumbnail(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | fl
 
 
 def value_range(inputs: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | float]:
-    """What `thumbnail` takes as low and high, over inputs (N, …) that are shown together.
+    """Find low and high of `thumbnail` over inputs (N, …) that are shown together.
 
     Pixels that are bytes keep their scale; columns of a table have one each.
     """
@@ -45,7 +45,7 @@ def value_range(inputs: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | fl
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of pixels, (H, W, 1) grey or (H, W, 3) red, green, blue; uint8."""
+    """Write a PNG file of pixels, (H, W, 1) grey or (H, W, 3) red, green, blue; uint8."""
     height, width, channels = pixels.shape
     rows = pixels.reshape(height, width * channels)
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # filter 0: none
@@ -68,7 +68,7 @@ def _channels_last(values: np.ndarray) -> np.ndarray | None:
 
 
 def _bars(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """A bar a column, as high as the value stands in the column's range."""
+    """Draw a bar a column, as high as the value stands in the column's range."""
     values, low, high = values[:_COLUMNS], low[:_COLUMNS], high[:_COLUMNS]
     spread = np.where(high > low, high - low, 1.0)
     heights = 2 + 58 * np.clip((values - low) / spread, 0, 1)

@@ -1,4 +1,4 @@
-"""The routes: what is asked goes to the worker, what comes back is a record."""
+"""Route requests: questions go to the worker, records come back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _AHEAD = 64  # prompts of one request that wait for the model at once
 
 @dataclass
 class Service:
-    """What the routes share.
+    """State that the routes share.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Who may ask: the holder of the token, from the page itself or from no page, at the address that is served.
+"""Let ask who may: holders of the token, from the page itself or from no page, at the served address.
 
 A page of any other site can make a browser send requests here. What it cannot do is know the token, forge the
 headers Origin and Sec-Fetch-Site, or, where its own name is made to lead to this address (DNS rebinding),
@@ -42,7 +42,7 @@ HEADERS = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
 @dataclass(frozen=True)
 class Address:
-    """What a server is bound to, and the secret that its requests have to know."""
+    """Address that a server is bound to, and the secret that its requests have to know."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Of the page."""
+        """URL of the page."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
 
@@ -102,7 +102,7 @@ class Guard:
 
 
 def check(scope: Scope, address: Address) -> None:
-    """A `Refusal` where a request may not pass."""
+    """Raise a `Refusal` where a request may not pass."""
     given = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     names, headers = [name for name, _ in given], dict(given)
     for name in _ONCE:

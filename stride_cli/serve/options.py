@@ -1,4 +1,4 @@
-"""Where `stride serve` listens, and who may ask; light to import."""
+"""Options of `stride serve`; light to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_PROMPTS = 10_000  # of one request
 
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """Where the page is, and who may ask.
+    """Options of the address, and of who may ask.
 
     Attributes
     ----------

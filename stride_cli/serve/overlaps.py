@@ -1,4 +1,4 @@
-"""Runs of words that a document has verbatim in common with a prompt and its response."""
+"""Find runs of words that a document shares verbatim with a prompt and its response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTICLES = frozenset(_COMMON.split(" "))
 
 
 def verbatim_runs(text: str, asked: str, *, shortest: int = 2) -> list[tuple[int, int, int]]:
-    """The longest runs of words of `text` that also stand in `asked`, in the same order.
+    """Find the longest runs of words of `text` that also stand in `asked`, in the same order.
 
     Case and what is between words do not count. A run is one of `shortest` words or more, one of them at
     least no mere particle, or a single word of five letters or more, or a number.
@@ -51,7 +51,7 @@ def verbatim_runs(text: str, asked: str, *, shortest: int = 2) -> list[tuple[int
 def _maximal(
     document: list[str], places: dict[str, list[int]], wanted: list[str]
 ) -> Iterator[tuple[int, int]]:
-    """Where in the document runs end that no word more would lengthen: (word, words in the run)."""
+    """Yield where runs end in the document that no word more would lengthen: (word, words in the run)."""
     before: dict[int, int] = {}
     best_before = 0
     for at, word in enumerate(document):

@@ -1,4 +1,4 @@
-"""Requests' bodies: JSON, checked key by key, as the command line checks its options."""
+"""Read requests' bodies: JSON, checked key by key, as the command line checks its options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.characters import check_text, one_line, shortened
+from stride_cli.corpus.documents import type_name
+from stride_cli.data.query_files import PROMPT_TEXTS, prompt_id, prompt_texts
 from stride_cli.errors import QueryError, StrideError, UsageError, first_line
 from stride_cli.options import Entry, entries
 from stride_cli.serve.options import MOST_PROMPTS
@@ -18,13 +20,12 @@ from stride_cli.serve.options import MOST_PROMPTS
 OPTIONS: Mapping[str, Entry] = {
     name: each for name, each in entries(QueryOptions).items() if each.about.help or name == "passages"
 }
-TEXTS = ("prompt", "response", "span", "instead")
 _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asks.
+    """A request that asks.
 
     Attributes
     ----------
@@ -73,7 +74,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         why = first_line(error).partition("; use sys.")[0]
         raise UsageError(f"the body is no JSON: {why}", fix='send {"prompt": "…"}') from None
     if not isinstance(found, dict):
-        raise UsageError(f"the body is {_kind(found)} (expected an object)", fix='send {"prompt": "…"}')
+        raise UsageError(f"the body is {type_name(found)} (expected an object)", fix='send {"prompt": "…"}')
     return found
 
 
@@ -92,7 +93,7 @@ def parse_question(
     UsageError      a key that there is not, or a value that cannot be
     QueryError      there is no prompt
     """
-    known = [*TEXTS, "id", "index", "prompts", "explain", *OPTIONS, *also]
+    known = [*PROMPT_TEXTS, "id", "index", "prompts", "explain", *OPTIONS, *also]
     for key in body:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
@@ -100,14 +101,15 @@ def parse_question(
             raise UsageError(f"there is no key {shortened(repr(one_line(key)), 60)}", fix=fix)
     given = {key: value for key, value in body.items() if value is not None}
     options = {name: option_value(OPTIONS[name], given[name]) for name in OPTIONS if name in given}
-    texts = {key: given[key] for key in TEXTS if key in given}
+    texts = {key: given[key] for key in PROMPT_TEXTS if key in given}
     many = "prompts" in given
     if many == ("prompt" in given or "id" in given):
         raise QueryError("give 'prompt', or 'prompts' (one of them)", fix='{"prompt": "…"}')
     listed = given["prompts"] if many else [{**texts, "id": given.get("id")}]
     if not isinstance(listed, list) or not 0 < len(listed) <= MOST_PROMPTS:
+        found = f"a list of {len(listed):,}" if isinstance(listed, list) else type_name(listed)
         raise UsageError(
-            f"'prompts' is {_kind(listed)} (expected a list of 1 to {MOST_PROMPTS:,})",
+            f"'prompts' is {found} (expected a list of 1 to {MOST_PROMPTS:,})",
             fix='{"prompts": [{"prompt": "…"}]}',
         )
     read = [_prompt(each, texts) for each in listed]
@@ -130,7 +132,7 @@ def option_value(entry: Entry, value: Any) -> Any:
     example = f"for example {json.dumps({entry.name: entry.example})}"
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(_KINDS[kind] for kind in kinds)
-        raise UsageError(f"'{entry.name}' is {_kind(value)} (expected {wanted})", fix=example)
+        raise UsageError(f"'{entry.name}' is {type_name(value)} (expected {wanted})", fix=example)
     entry.check(value, f"'{entry.name}'", example)
     return value
 
@@ -148,23 +150,11 @@ def _prompt(record: Any, shared: Mapping[str, Any]) -> tuple[Mapping[str, str] |
     """Read a prompt and its id; the error of one that cannot be asked stands in its place."""
     name = None
     try:
-        if isinstance(record, str):
-            record = {"prompt": record}
+        record = {"prompt": record} if isinstance(record, str) else record
         if not isinstance(record, dict):
-            raise QueryError(f"a prompt is {_kind(record)} (expected an object)", fix='{"prompt": "…"}')
-        name = record.get("id")
-        name = str(name) if type(name) is int else _value(record, "id", str)
-        if name is not None:
-            check_text(name, "'id'")
-        every = {**shared, **record}
-        found = {key: every[key] for key in TEXTS if every.get(key) is not None}
-        if "prompt" not in found:
-            raise QueryError("there is no 'prompt'", fix='{"prompt": "…"}')
-        for key, value in found.items():
-            if not isinstance(value, str):
-                raise QueryError(f"'{key}' is {_kind(value)} (expected a string)", fix='{"prompt": "…"}')
-            check_text(value, f"'{key}'")
-        return found, name
+            raise QueryError(f"a prompt is {type_name(record)} (expected an object)", fix='{"prompt": "…"}')
+        name = prompt_id(record)
+        return prompt_texts({**shared, **record}), name
     except StrideError as error:
         return error, name
 
@@ -172,16 +162,8 @@ def _prompt(record: Any, shared: Mapping[str, Any]) -> tuple[Mapping[str, str] |
 def _value(given: Mapping[str, Any], key: str, kind: type) -> Any:
     value = given.get(key)
     if value is not None and not isinstance(value, kind):
-        raise UsageError(f"'{key}' is {_kind(value)} (expected {_KINDS[kind]})", fix=f"leave '{key}' out")
+        raise UsageError(f"'{key}' is {type_name(value)} (expected {_KINDS[kind]})", fix=f"leave '{key}' out")
     return value
-
-
-def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "an object"
-    return f"a list of {len(value):,}" if isinstance(value, list) else _KINDS[type(value)]
 
 
 def _refuse(constant: str) -> None:

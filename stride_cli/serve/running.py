@@ -118,7 +118,7 @@ class Server:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A socket that listens at an address; where no port is given, at `PORT` or another that is free.
+    """Listen at an address; where no port is given, at `PORT` or another that is free.
 
     Raises
     ------

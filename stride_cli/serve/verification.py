@@ -29,7 +29,7 @@ _LOOK = 1.0  # seconds between two looks at how far it is
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be verified; see `stride_cli.api.verify_hit`."""
+    """A question to be verified; see `stride_cli.api.verify_hit`."""
 
     place: WorkspacePath
     question: HitQuestion

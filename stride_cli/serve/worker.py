@@ -1,4 +1,4 @@
-"""The one thread that runs models: neither they nor parallel kernels may be entered twice at once."""
+"""Run models in one thread: neither they nor parallel kernels may be entered twice at once."""
 
 from __future__ import annotations
 
