@@ -174,8 +174,8 @@ def engine_option() -> Any:
 def chat_option(*, setting: bool = False) -> Any:
     """The option of how prompts are put to the model: see `stride_cli.data.queries.form_of`."""
     about = (
-        "Whether prompts are put as the corpus's prompts with responses are (in the chat template, where "
-        "there is one); default: where most of the corpus is such."
+        "Put prompts in the chat template, or as the corpus has its prompts; default: where most of the "
+        "corpus is prompts with responses."
     )
     return option(None, about, off="--no-chat", setting=setting)
 

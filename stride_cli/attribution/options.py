@@ -45,15 +45,14 @@ class RecoveryOptions(Options):
         setting=True,
         panel=MORE,
     )
-    nonneg: bool = option(False, "Only supporting influences.", setting=True, panel=MORE)
+    nonneg: bool = option(False, "Recover supporting influences only.", setting=True, panel=MORE)
     intercept: bool | None = option(
         None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True, panel=MORE
     )
     read: int | None = option(
         None,
-        "Read the influence of so many chunks, the likeliest by the recovery, by projections and by shared "
-        "pairs of tokens, from their own gradients: a forward and a backward pass for each. "
-        "[as many as take a few seconds]",
+        "Take exact gradients of so many selected chunks, a forward and a backward pass each. [as many as "
+        "take a few seconds]",
         low=0,
         setting=True,
         example=100,
@@ -108,7 +107,11 @@ class QueryOptions(RecoveryOptions):
     max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
     chat: bool | None = chat_option()
     check: bool = option(
-        False, "Spot-check the measurement, show time by stage.", flag="--verbose", short="-v", panel=MORE
+        False,
+        "Explain the answer, show its certificate and time, and spot-check the measurement.",
+        flag="--verbose",
+        short="-v",
+        panel=MORE,
     )
     passages: str = option("carrying", choices=PASSAGES)
 
@@ -140,8 +143,8 @@ class InputOptions(Options):
 
     on_bad: str = option(
         "error",
-        "One that cannot be read or answered ends the command; is skipped and told; or gets a record on "
-        "stdout that says what is wrong. The others are answered, and the exit code is 2.",
+        "On a bad input: abort (error), warn and go on (skip), or write a record of it (record). With the "
+        "last two the exit code is 2.",
         choices=("error", "skip", "record"),
         listed=True,
         panel=MORE,

@@ -19,8 +19,7 @@ class StreamOptions(Options):
 
     stream: bool | None = option(
         None,
-        "Leave the weights of a language model's blocks on disk, and have each there while its block runs; "
-        "default: where they are larger than the memory.",
+        "Load each block's weights from disk when it runs; default: where they are larger than the memory.",
         off="--no-stream",
         setting=True,
         panel=MORE,

@@ -60,10 +60,8 @@ class FitOptions(Options):
 
     space: str | None = option(
         None,
-        "residual, residual-matrix, mlp-matrix, linear-matrix, logit, token-logit, pair-logit, or a "
-        "sum such as the default, mlp-matrix+logit+token-logit+pair-logit (linear-matrix for a model of "
-        "stride model finetune, residual-matrix where there is no plain MLP; sgd: residual). "
-        "Classifiers: head-matrix+linear-matrix, their own weights, or logit.",
+        "Steer in this space, or in a sum such as mlp-matrix+logit+token-logit+pair-logit, the default "
+        "(fine-tuned: linear-matrix; sgd: residual; classifiers: head-matrix+linear-matrix).",
         setting=True,
         panel=MORE,
     )
@@ -87,9 +85,8 @@ class FitOptions(Options):
     stability: float | None = option(None, "λ_stab. [1]", low=0, panel=MORE)
     checkpoints: Sequence[str | Path] = option(
         (),
-        "Further models that every query is measured with, one or several: checkpoints of the same "
-        "training, or models trained independently, with the same tokenizer. The index's own model "
-        "always takes part.",
+        "Average over these models, too: checkpoints of the same training, or models trained independently "
+        "with the same tokenizer.",
         metavar="PATH...",
         setting=True,
     )
@@ -119,9 +116,8 @@ class ClosedOptions(FitOptions):
     )
     residuals: str | None = option(
         None,
-        "closed: a chunk's tokens count by how far the model was from them on average over its training "
-        "(average, the default for language models: what it has learnt by heart counts), or by how far it is "
-        "now (final).",
+        "closed: weight a token by its residual, averaged over training (average, the default for language "
+        "models) or at its end (final).",
         choices=("average", "final"),
         setting=True,
         example="final",
@@ -139,20 +135,16 @@ class ClosedOptions(FitOptions):
     )
     base: str | None = option(
         None,
-        "closed: the model before its fine-tuning, for --residuals average. Default: what stride model "
-        "finetune recorded, where it is there; else tokens count as if the model had known nothing.",
+        "closed: the model before its fine-tuning, for initial-model residuals. Default: the recorded one; "
+        "else a model that knows nothing.",
         metavar="MODEL",
         example="base",
         panel=MORE,
     )
     project: int | None = option(
         None,
-        "closed: keep so many bytes of every chunk's own gradient, signs of a random projection made in the "
-        "same pass; stride query then finds what is worth reading by them too, and says how much it found. "
-        "0: none. "
-        "Where operators are there: keep them, and project what has no projection yet. "
-        "[32,768, or up to 262,144 where few chunks have many gates; beyond 8,192 chunks fewer, at least "
-        "512]",
+        "closed: keep so many bytes of a projection of every chunk's gradient, for candidate selection; 0: "
+        "none. Operators that are there stay. [32,768; of few chunks up to 262,144, of many at least 512]",
         low=0,
         high=MOST_PROJECTED,
         metavar="BYTES",

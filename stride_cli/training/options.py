@@ -13,14 +13,14 @@ SCHEDULES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("muon+adamw", "adamw")
 _PANEL = "Classifiers (a file of examples)"
 _LAYERS = "Blocks; default fits the corpus: 4 to 6."
-_WIDTH = "Of the residual stream; default 128 to 256."
+_WIDTH = "Width of the residual stream; default 128 to 256."
 _LR = "Peak learning rate: Muon's, default 0.02; AdamW's alone, 0.006."
 _SCHEDULE = "How the learning rate falls; default linear, classifiers: cosine."
 _OPTIMIZER = "Default muon+adamw; of a classifier, what suits its network."
 _CHECKPOINTS = (
-    "Models kept along the way, evenly spaced. Default 0; of a small classifier 9, which stride train uses."
+    "Checkpoints kept along the way, evenly spaced. [0; of a small classifier 9, which stride train uses]"
 )
-_SEED = "Of initial weights and order."
+_SEED = "Seed of initial weights and order."
 _LARGEST_SEED = 2**63 - 1
 _LARGEST_RATE = 1e6
 _DEVICE = "auto, cpu, cuda, cuda:1, …"
@@ -42,7 +42,7 @@ class LanguageOptions(Options):
     device: str = option("auto", _DEVICE)
     dtype: str = option(
         "auto",
-        "Of matrix products; auto: bf16 where it is faster.",
+        "Precision of matrix products; auto: bf16 where it is faster.",
         choices=("auto", "fp32", "bf16"),
         listed=True,
         panel=MORE,
@@ -73,7 +73,7 @@ class TrainOptions(LanguageOptions):
     )
     late_starts: float | None = option(
         None,
-        "Share of a text's readings from a later sentence on; default: half of few texts'.",
+        "Share of passes that begin at a later sentence; default: half, of a small corpus.",
         low=0,
         high=1,
         example=0.5,
