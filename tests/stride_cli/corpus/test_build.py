@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import io
-import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 
 from index_format.design import build_columns, offsets_of, row_sizes
-from index_format.errors import IndexExists, IndexIncomplete, IndexMismatch
+from index_format.errors import IndexIncomplete, IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import IndexWriter
@@ -170,25 +166,6 @@ def test_a_document_without_a_token_has_no_chunk(
         assert index.attributes["counts"]["unscored_documents"] == 1
 
 
-def test_the_same_documents_from_other_files_are_the_same_corpus(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = some_records(20)
-    data = "".join(json.dumps(record) + "\n" for record in records).encode()
-    (tmp_path / "all.jsonl.gz").write_bytes(gzip.compress(data))
-    parts = [write_jsonl(records[:7], "1.jsonl"), write_jsonl(records[7:], "2.jsonl")]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
-    results = []
-    for number, sources in enumerate((parts, ["-"], [str(tmp_path / "all.jsonl.gz")])):
-        out = tmp_path / f"{number}.stride"
-        index = small_index(sources, tokenizer, out)
-        files = contents(index.path)
-        # the names of the files are recorded in the configuration
-        results.append({name: files[name] for name in files if name not in ("zarr.json", "manifest.json")})
-        results[-1]["fingerprint"] = index.attributes["fingerprints"]["corpus"].encode()
-    assert results[0] == results[1] == results[2]
-
-
 class Killed(BaseException):
     """As a kill -9: nothing in the program handles it."""
 
@@ -334,19 +311,6 @@ def test_settings_that_the_corpus_cannot_have_make_nothing(
     with pytest.raises((UsageError, CorpusError), match=message):
         small_index([source], tokenizer, tmp_path / "x", **options)
     assert list(tmp_path.iterdir()) == [Path(source)]
-
-
-def test_what_is_there_is_not_replaced_unless_asked(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    first = write_jsonl(some_records(5), "1.jsonl")
-    second = write_jsonl(some_records(6), "2.jsonl")
-    out = tmp_path / "x"
-    small_index([first], tokenizer, out)
-    with pytest.raises(IndexExists):
-        small_index([second], tokenizer, out)
-    assert Index.open(out).n_documents == 5
-    assert small_index([second], tokenizer, out, overwrite=True).n_documents == 6
 
 
 def test_a_place_that_cannot_be_written(

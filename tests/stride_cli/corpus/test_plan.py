@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from index_format.design import build_columns
 from stride_cli.corpus.options import DesignOptions, PlanOptions
 from stride_cli.corpus.plan import (
     CorpusCounts,
@@ -71,16 +70,6 @@ def test_neighbours_against_all_pairs_of_sets() -> None:
     assert expected_overlapping(11, k, d) == pytest.approx(10 * third)
     assert expected_overlapping(100, 50, 50) == 99  # every chunk in every subset
     assert expected_neighbours(10**9, 65_535, 1_000) == 0.0  # too small for a float, and no overflow
-
-
-def test_neighbours_against_drawn_designs() -> None:
-    n, k, d = 400, 12, 3
-    columns = build_columns(0, n, n_subsets=k, degree=d, seed=3)
-    member = np.zeros((n, k), np.int64)
-    member[np.arange(n)[:, None], columns] = 1
-    shared = member @ member.T
-    found = ((shared >= d - 1).sum() - n) / n
-    assert expected_neighbours(n, k, d) == pytest.approx(found, rel=0.1)
 
 
 def test_coverage_of_the_published_recipe() -> None:
