@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stride_cli.corpus.documents import bad
 from stride_cli.errors import CorpusError, first_line, require_extra
 from stride_cli.hub import HubAddress, hub_api, hub_errors, is_hub_address, split_and_config
 
@@ -64,10 +65,7 @@ def fetch_files(given: str) -> list[tuple[str, Path]]:
 
 def _below(address: HubAddress) -> list[str]:
     if address.split or address.config:
-        raise CorpusError(
-            f"{address}: expected a split of a dataset, or a path in it, found both",
-            fix="leave out one of them",
-        )
+        raise bad(str(address), "a split of a dataset, or a path in it", "both", "leave out one of them")
     api = hub_api()
     files = sorted(api.list_repo_files(address.repository, repo_type="dataset", revision=address.revision))
     if address.path in files:
@@ -110,10 +108,8 @@ def _chosen(splits: list[str], wanted: str, where: str) -> str:
     if not wanted and (len(splits) == 1 or "train" in splits):
         return splits[0] if len(splits) == 1 else "train"
     found = f"no split '{wanted}'" if wanted else "several splits, and none is called train"
-    raise CorpusError(
-        f"{where}: expected one of {', '.join(splits) or 'no splits'}, found {found}",
-        fix="choose it behind the name, in quotes: '…?split=NAME'",
-    )
+    fix = "choose it behind the name, in quotes: '…?split=NAME'"
+    raise bad(where, f"one of {', '.join(splits) or 'no splits'}", found, fix)
 
 
 def find_folder(given: str) -> list[Path] | None:
@@ -135,9 +131,7 @@ def find_folder(given: str) -> list[Path] | None:
         splits = _read_list(folder / "dataset_dict.json", "splits", str)
         folder = folder / _chosen(splits, wanted, given)
     elif wanted:
-        raise CorpusError(
-            f"{given}: expected a folder with splits (dataset_dict.json), found none", fix="leave out ?split="
-        )
+        raise bad(given, "a folder with splits (dataset_dict.json)", "none", "leave out ?split=")
     if (folder / "state.json").is_file():
         return _saved(folder)
     tables = [sorted(path for path in folder.glob(f"*{suffix}")) for suffix in (".parquet", ".arrow")]
@@ -156,10 +150,8 @@ def _saved(folder: Path) -> list[Path]:
     state = folder / "state.json"
     names = [entry.get("filename") for entry in _read_list(state, "_data_files", dict)]
     if json.loads(state.read_bytes()).get("_indices_data_files"):
-        raise CorpusError(
-            f"{folder}: expected a dataset whose rows are in order, found one of selected rows",
-            fix="write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)",
-        )
+        fix = "write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)"
+        raise bad(str(folder), "a dataset whose rows are in order", "one of selected rows", fix)
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise CorpusError(
@@ -175,5 +167,5 @@ def _read_list(file: Path, key: str, kind: type) -> list[Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorpusError(f"{file}: cannot be read: {first_line(error)}", fix=_SAVE_AGAIN) from None
     if not isinstance(found, list) or not all(isinstance(entry, kind) for entry in found):
-        raise CorpusError(f"{file}: expected a list in '{key}', found something else", fix=_SAVE_AGAIN)
+        raise bad(str(file), f"a list in '{key}'", "something else", _SAVE_AGAIN)
     return found

@@ -14,6 +14,7 @@ from stride_cli.corpus.documents import (
     DocumentParser,
     Fields,
     Repeated,
+    bad,
     not_utf8,
     nul_found,
     too_long,
@@ -172,10 +173,8 @@ def _read(
                 f"{names}: expected at least one document in the range, found none{skipped}",
                 fix="give --range of fewer parts: every part needs a document that begins in it",
             )
-        raise CorpusError(
-            f"{names}: expected at least one document, found none{skipped}",
-            fix='give a file with lines such as {"id": "a", "text": "..."}',
-        )
+        fix = 'give a file with lines such as {"id": "a", "text": "..."}'
+        raise bad(names, "at least one document", f"none{skipped}", fix)
 
 
 def _lines(source: Source, log: ReadLog, limit: int) -> Iterator[tuple[int, bytes | None]]:
@@ -245,7 +244,7 @@ def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
         fix = FIX_OR_SKIP
         if isinstance(record, list):
             fix = "give one object a line: jq -c '.[]' FILE > FILE.jsonl"
-        raise CorpusError(f"{where}: expected a JSON object on the line, found {type_name(record)}", fix=fix)
+        raise bad(where, "a JSON object on the line", type_name(record), fix)
     return record
 
 
@@ -262,7 +261,7 @@ def _broken_json(where: str, line: bytes, name: str, error: Exception) -> Corpus
         if b"\r" in line.strip():
             reason += "; there are carriage returns inside the line"
             fix = "end lines in a line feed: tr '\\r' '\\n' < FILE > FILE.jsonl"
-    return CorpusError(f"{where}: expected a JSON object on the line, found broken JSON: {reason}", fix=fix)
+    return bad(where, "a JSON object on the line", f"broken JSON: {reason}", fix)
 
 
 def _refuse_disguised_jsonl(text: str, source: Source) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from stride_cli import output
+from stride_cli.corpus.documents import bad
 from stride_cli.corpus.hub_files import fetch_files, find_folder
 from stride_cli.corpus.ranges import Share
 from stride_cli.errors import CorpusError
@@ -149,11 +150,11 @@ def _source(name: str) -> Source:
     if state is None:
         raise _absent(name)
     if stat.S_ISDIR(state.st_mode):
-        raise CorpusError(
-            f"{name}: expected a file of documents, found a directory",
-            fix=f"name the files in it: '{name.rstrip('/')}/*.jsonl' (a folder of Parquet or Arrow files, or "
-            "that datasets saved, can be given as it is)",
+        fix = (
+            f"name the files in it: '{name.rstrip('/')}/*.jsonl' (a folder of tables, or one that datasets "
+            "saved, can be given as it is)"
         )
+        raise bad(name, "a file of documents", "a directory", fix)
     return Source(name, Path(name), _kind(Path(name), stat.S_ISREG(state.st_mode)))
 
 
@@ -186,10 +187,8 @@ def _matches(pattern: str) -> list[str]:
 
 def _absent(given: str) -> CorpusError:
     if "\0" not in given and Path(given).is_symlink():
-        return CorpusError(
-            f"{given}: expected a file, found a symbolic link to nothing: {Path(given).readlink()}",
-            fix=f"check the link: ls -l {shlex.quote(given)}",
-        )
+        found = f"a symbolic link to nothing: {Path(given).readlink()}"
+        return bad(given, "a file", found, f"check the link: ls -l {shlex.quote(given)}")
     shown = given.replace("\0", "\\0")
     return CorpusError(
         f"{shown}: no such file", fix=f"check the name: ls {Path(shown).parent}; '-' reads from stdin"
@@ -208,12 +207,11 @@ def _kind(path: Path, regular: bool) -> Kind:
         suffixes.pop()
     last = suffixes[-1] if suffixes else ""
     if last in _REFUSED_SUFFIXES:
-        raise CorpusError(
-            f"{path}: expected JSON Lines (.jsonl, .gz, .zst), Parquet or plain text, found '{last}'",
-            fix=piped(UNPACK[last], str(path))
-            if last in UNPACK
-            else "convert it to JSON Lines: one object a line with 'id' and 'text'",
-        )
+        fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
+        if last in UNPACK:
+            fix = piped(UNPACK[last], str(path))
+        wanted = "JSON Lines (.jsonl, .gz, .zst), Parquet or plain text"
+        raise bad(str(path), wanted, f"'{last}'", fix)
     # a named pipe or /dev/fd/63 of `<(…)` has no suffix and holds records, as stdin does
     return _KINDS.get(last, "text" if regular else "jsonl")
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO, cast
 
+from stride_cli.corpus.documents import bad
 from stride_cli.corpus.sources import UNPACK, ReadLog, Source, piped, unreadable
 from stride_cli.errors import CorpusError, require_extra
 
@@ -147,10 +148,8 @@ def refuse_change(name: str, before: tuple[int, int], after: tuple[int, int]) ->
     """CorpusError where a file has changed since it was opened: (bytes, time of change) each."""
     if before != after:
         sizes = "" if before[0] == after[0] else f": {before[0]:,} bytes before, {after[0]:,} after"
-        raise CorpusError(
-            f"{name}: expected a file that stays as it is while it is read, found that it changed{sizes}",
-            fix="wait until it is written, or give a copy of it",
-        )
+        fix = "wait until it is written, or give a copy of it"
+        raise bad(name, "a file that stays as it is while it is read", f"that it changed{sizes}", fix)
 
 
 def _decompressed(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:

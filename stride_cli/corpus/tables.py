@@ -20,6 +20,7 @@ from stride_cli.corpus.documents import (
     MOST_MESSAGES,
     Document,
     DocumentParser,
+    bad,
     not_utf8,
     too_long,
     too_many_messages,
@@ -62,10 +63,8 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
         raise require_extra("pyarrow", "parquet") from None
     assert source.path is not None  # stdin is never a table
     if not source.path.is_file():
-        raise CorpusError(
-            f"{source.name}: expected a {source.kind.capitalize()} file, found a pipe or a device",
-            fix="copy it to a file: tables are read from their end",
-        )
+        fix = "copy it to a file: tables are read from their end"
+        raise bad(source.name, f"a {source.kind.capitalize()} file", "a pipe or a device", fix)
     try:
         raw = source.path.open("rb")
     except OSError as error:
@@ -130,10 +129,7 @@ def _wanted(columns: list[str], fields: list[str], called: str) -> list[str]:
     names = [name for name in dict.fromkeys(fields) if name in columns]
     for name in names:
         if columns.count(name) > 1:
-            raise CorpusError(
-                f"{called}: expected one column '{name}', found {columns.count(name)}",
-                fix="rename the others",
-            )
+            raise bad(called, f"one column '{name}'", f"{columns.count(name)}", "rename the others")
     return names
 
 
