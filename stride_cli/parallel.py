@@ -50,6 +50,7 @@ Opened = TypeVar("Opened")
 
 _ATTEMPTS = 3  # of one task whose worker is killed
 _RAY_RETRIES = 10
+_LARGE = 2 << 30  # bytes of a worker
 # read before processes are forked, so that workers share it: no kernels of ours, nothing that asks a device
 IMPORTS = ("torch", "safetensors.torch", "scipy.linalg", "torch._dynamo", "transformers.modeling_utils")
 
@@ -64,6 +65,7 @@ class Workers:
     engine : "local" or "ray"
     threads : int             of torch and other libraries in each worker
     device : str              "cpu", or "cuda": every worker sees one GPU only
+    peak_bytes : int          memory of one worker; 0: not known
     apart : bool              one local worker is a process of its own too
 
     Raises
@@ -80,6 +82,7 @@ class Workers:
         engine: str = "local",
         threads: int = 1,
         device: str = "cpu",
+        peak_bytes: int = 0,
         apart: bool = False,
     ) -> None:
         check_engine(engine)
@@ -90,7 +93,8 @@ class Workers:
         if engine == "ray":
             self._pool = _Ray(work, count, threads, on_gpu)
         elif apart or (count or available_cores()) > 1:
-            self._pool = _Processes(work, count or available_cores(), threads, on_gpu)
+            keeps = peak_bytes <= _LARGE
+            self._pool = _Processes(work, count or available_cores(), threads, on_gpu, keeps)
         _open.add(self)
 
     def as_done(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -265,9 +269,11 @@ class _Processes:
     watches a pipe of which this process holds the other end, and leaves when that is closed.
     """
 
-    def __init__(self, work: Callable[[Any], Any], count: int, threads: int, on_gpu: bool) -> None:
+    def __init__(
+        self, work: Callable[[Any], Any], count: int, threads: int, on_gpu: bool, keeps_memory: bool
+    ) -> None:
         self.ahead = 2 * count
-        self._count, self._threads = count, threads
+        self._count, self._threads, self._keeps_memory = count, threads, keeps_memory
         self._work = pickle.dumps(work)
         self._gpus = _visible_gpus() if on_gpu else []
         self._context = _context(threads)
@@ -286,7 +292,7 @@ class _Processes:
             self._count,
             self._context,
             initializer=_begin,
-            initargs=(watched, environment, self._gpus, self._threads, self._work),
+            initargs=(watched, environment, self._gpus, self._threads, self._keeps_memory, self._work),
         )
         self._watched = watched
 
@@ -341,6 +347,7 @@ def _begin(
     environment: dict[str, str],
     gpus: Sequence[str],
     threads: int,
+    keeps_memory: bool,
     work: bytes,
 ) -> None:
     """Prepare a new worker process."""
@@ -355,7 +362,8 @@ def _begin(
     if gpus:  # in turn: processes are numbered as they are started
         number = int(multiprocessing.current_process().name.rpartition("-")[2])
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    keep_freed_memory()
+    if keeps_memory:
+        keep_freed_memory()
     with contextlib.suppress(ImportError):
         # its own lock is a semaphore, which a worker that is ended leaves behind
         import_module("tqdm").tqdm.set_lock(threading.RLock())
@@ -370,7 +378,10 @@ def _leave_with(watched: connection.Connection) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large blocks: asking the system for them again costs a page fault for every 4 KiB."""
+    """Have glibc keep large blocks: asking the system for them again costs a page fault for every 4 KiB.
+
+    Of a large model, whose matrix products take longer than that, what is kept falls to pieces: 10 GB, not 7.
+    """
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD

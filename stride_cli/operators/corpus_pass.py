@@ -246,7 +246,14 @@ def _by_workers(
     sums: list[torch.Tensor] = []
     loss, scored = 0.0, 0
     with (
-        Workers(task, workers.count, engine=workers.engine, threads=workers.threads, device=device) as team,
+        Workers(
+            task,
+            workers.count,
+            engine=workers.engine,
+            threads=workers.threads,
+            device=device,
+            peak_bytes=4 * steered.model.n_parameters,
+        ) as team,
         progress("fitting operators" if n_subsets else "projecting chunks", count, unit="ranges") as bar,
     ):
         for number, _ in enumerate(team.in_order(range(count))):

@@ -124,7 +124,13 @@ def retrain(
         count = workers and min(workers, len(groups))
         with (
             progress("retraining", len(keys), unit="models") as bar,
-            Workers(trainer.run, count, engine=engine, device=trainer.device) as pool,
+            Workers(
+                trainer.run,
+                count,
+                engine=engine,
+                device=trainer.device,
+                peak_bytes=trainer.peak_bytes,
+            ) as pool,
         ):
             bar.advance(len(keys) - len(missing))
             for number, outcomes in pool.as_done([missing[key] for key in group] for group in groups):
