@@ -1,4 +1,4 @@
-"""What research commands do, as functions: compare methods, tune operators, select documents."""
+"""Compare methods, tune operators, select documents: research commands as functions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def select(
     *,
     sharing: SharingOptions | None = None,
 ) -> Selection:
-    """Documents to train on for a task, with equally many by BM25 and at random beside them.
+    """Select documents to train on for a task, with equally many by BM25 and at random.
 
     Parameters
     ----------

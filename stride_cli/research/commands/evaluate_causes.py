@@ -1,4 +1,4 @@
-"""`stride evaluate causes`: which method names the documents that are known to have taught an answer."""
+"""`stride evaluate causes`: judge methods by documents that are known to have taught an answer."""
 
 from __future__ import annotations
 

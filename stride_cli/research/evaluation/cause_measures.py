@@ -1,4 +1,4 @@
-"""Where a ranking puts documents that are known to be causes: Recall@k, MRR and AUPRC, with ties.
+"""Measure where a ranking puts known causes: Recall@k, MRR and AUPRC, with ties.
 
 Documents of one score have no order, and none is made up for them: every measure is its expected value over
 all orders of the tied documents, each as likely. A method that scores nothing gets what chance gets, and a
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Places:
-    """Where one query's causes stand in one ranking: all that the measures need.
+    """Places of one query's causes in one ranking: all that the measures need.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Places:
 
     @classmethod
     def of(cls, scores: np.ndarray, causes: Sequence[int] | np.ndarray) -> Places:
-        """From the scores of all documents, (D,), and the numbers of those that are causes."""
+        """Find them from the scores of all documents, (D,), and the numbers of the causes."""
         ordered = np.sort(scores)
         values = scores[np.asarray(causes, np.int64)]
         above = len(ordered) - np.searchsorted(ordered, values, side="right")
@@ -43,11 +43,11 @@ class Places:
         return self.above + (self.level + 1) / 2
 
     def recall_at(self, k: int) -> float:
-        """Share of the causes among the first k documents."""
+        """Expect the share of the causes among the first k documents."""
         return float(np.clip((k - self.above) / self.level, 0, 1).mean())
 
     def reciprocal_rank(self) -> float:
-        """1 / rank of the first cause."""
+        """Expect 1 / rank of the first cause."""
         first = int(self.above.min())
         causes = int((self.above == first).sum())
         size = int(self.level[self.above == first][0])
@@ -58,8 +58,7 @@ class Places:
         return float((chance / (first + places)).sum())
 
     def average_precision(self) -> float:
-        """Area under the precision–recall curve as a step function: mean over the causes of the precision at
-        each.
+        """Expect the area under the precision–recall curve: mean over the causes of the precision at each.
 
         Without ties, what scikit-learn's `average_precision_score` gives; that one takes tied documents in
         one step.
@@ -78,11 +77,11 @@ class Places:
 
 
 def measure_names(ks: Sequence[int]) -> list[str]:
-    """The measures that `measure_all` gives, in order: "recall@k" for every k, "mrr", "auprc"."""
+    """List the measures of `measure_all`, in order: "recall@k" for every k, "mrr", "auprc"."""
     return [*(f"recall@{k}" for k in ks), "mrr", "auprc"]
 
 
 def measure_all(places: Places, ks: Sequence[int]) -> dict[str, float]:
-    """Every measure of one query's causes, by name; see `measure_names`."""
+    """Compute every measure of one query's causes, by name; see `measure_names`."""
     found = {f"recall@{k}": places.recall_at(k) for k in ks}
     return {**found, "mrr": places.reciprocal_rank(), "auprc": places.average_precision()}

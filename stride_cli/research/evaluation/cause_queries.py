@@ -46,7 +46,7 @@ class CauseQuery:
 
 
 def read_cause_queries(path: str | Path, index: Index, *, known: bool = True) -> list[CauseQuery]:
-    """Queries of a file, with their causes found among the documents of an index.
+    """Read the queries of a file, with their causes found among the documents of an index.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
 def _causes(
     record: Mapping[str, Any], name: str, where: str, numbers: Mapping[str, int], index: str
 ) -> np.ndarray:
-    """Numbers of the documents that a record names, ascending."""
+    """Find the numbers of the documents that a record names, ascending."""
     given, query = record.get("causes"), f"{where}: query '{shortened(name, 60)}'"
     if not isinstance(given, list) or not given:
         what = "has no causes" if "causes" not in record or given == [] else "has causes that are no list"

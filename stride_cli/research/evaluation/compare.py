@@ -64,7 +64,7 @@ class Ground:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader of any number on this ground should know, a clause each."""
+        """Warnings for a reader of any number on this ground, a clause each."""
         enough = metrics.ENOUGH_SUBSETS
         if self.n_subsets >= enough:
             return []

@@ -240,7 +240,7 @@ def _jsonl(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _json(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A list of objects, or JSON Lines by that name."""
+    """Read a list of objects, or JSON Lines by that name."""
     with file.open("rb") as stream:
         begin = stream.read(1 << 10).lstrip()
     if not begin.startswith(b"["):

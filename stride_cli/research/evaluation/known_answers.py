@@ -1,4 +1,4 @@
-"""Which queries a model answers rightly by itself: its greedy continuation against the response."""
+"""Find the queries that a model answers rightly: its greedy continuation against the response."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MORE_TOKENS = 8  # than the response has: the model may write the same characte
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of itself, and whether it is right."""
+    """A model's own continuation, and whether it is right."""
 
     text: str
     right: bool
 
 
 def is_right(answer: str, response: str) -> bool:
-    """Whether an answer is the response or begins with it, case and white space aside.
+    """Tell whether an answer is the response or begins with it, case and white space aside.
 
     What follows may not go on with the response's last word or number: 15 is no right answer where 1 is.
     """
@@ -49,7 +49,7 @@ def answers(
     *,
     called: str = "the model",
 ) -> Iterator[Answer]:
-    """What a model answers to every query, in order; what is kept is not asked again.
+    """Generate a model's answer to every query, in order; kept answers are not asked again.
 
     Parameters
     ----------

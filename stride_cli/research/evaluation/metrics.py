@@ -229,12 +229,12 @@ def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
 
 
 def zero_share(scores: np.ndarray) -> np.ndarray:
-    """Sparsity (app:metrics): the share of scores that are exactly zero, (q,) float64 of (q, n)."""
+    """Compute sparsity (app:metrics), the share of scores that are exactly zero, (q,) float64 of (q, n)."""
     return (scores == 0).mean(axis=1)
 
 
 def gini(scores: np.ndarray) -> np.ndarray:
-    """Gini coefficient of |w| (app:metrics), (q,) float64 of (q, n); NaN where every score is zero.
+    """Compute the Gini coefficient of |w| (app:metrics), (q,) float64 of (q, n); NaN where all are zero.
 
     Σ_i Σ_j ||w_i| − |w_j|| / (2 n Σ|w_i|), by sorting: Σ_i (2 i − n − 1) |w|_(i) / (n Σ|w_i|), ascending.
     Never below the share of zeros.
@@ -248,7 +248,7 @@ def gini(scores: np.ndarray) -> np.ndarray:
 
 
 def top_coverage(scores: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """The part of Σ|w| that the ⌊share · n⌋ largest |w| hold (app:metrics), (q,); NaN where all are zero."""
+    """Compute the part of Σ|w| that the ⌊share · n⌋ largest |w| hold (app:metrics), (q,); NaN without any."""
     size = np.abs(scores).astype(np.float64)
     n = scores.shape[1]
     # ⌊0.1 n⌋ as meant, not as rounded: 0.7 * 10 is 6.999…
@@ -260,7 +260,7 @@ def top_coverage(scores: np.ndarray, share: float = 0.1) -> np.ndarray:
 
 
 def active_set(scores: np.ndarray) -> np.ndarray:
-    """|A| (app:metrics): scores that are not zero, (q,) int64 of (q, n)."""
+    """Count |A| (app:metrics), the scores that are not zero: (q,) int64 of (q, n)."""
     return np.count_nonzero(scores, axis=1)
 
 

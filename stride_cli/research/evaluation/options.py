@@ -1,5 +1,4 @@
-"""What the measures of `stride evaluate`, and putting a query's documents to the test, can be told; light to
-import."""
+"""Options of the measures of `stride evaluate`; light to import."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _SEEDS = "Trainings of every set of chunks."
 
 @dataclass(frozen=True)
 class BenchOptions(Options):
-    """Which methods are measured, and on which queries; None: those of the index's truth.
+    """Methods that are measured, and the queries; None: those of the index's truth.
 
     `chat`: how prompts of the file are put to the model, see `data.queries.form_of`.
     """
@@ -35,7 +34,7 @@ class BenchOptions(Options):
 
 @dataclass(frozen=True)
 class LdsOptions(Options):
-    """How methods are compared with retrained models.
+    """Options of comparing methods with retrained models.
 
     Attributes
     ----------
@@ -71,7 +70,7 @@ class ImportOptions(Options):
 
 @dataclass(frozen=True)
 class CausesOptions(Options):
-    """How methods are judged by documents that are known to be causes.
+    """Options of judging methods by known causes.
 
     Attributes
     ----------
@@ -104,7 +103,7 @@ class CausesOptions(Options):
 
 @dataclass(frozen=True)
 class TailPatchOptions(Options):
-    """How one training step on a query's top chunks is measured."""
+    """Options of one training step on a query's top chunks."""
 
     top: str = option("10,20,50", "Numbers k of chunks of a step.")
     lr: float = option(1e-4, "Learning rate of the step.", above=0, high=1e6)  # app:metrics
@@ -113,7 +112,7 @@ class TailPatchOptions(Options):
 
 @dataclass(frozen=True)
 class RemovalOptions(RetrainOptions):
-    """How many models are retrained without queries' top chunks, and by what.
+    """Options of retraining without queries' top chunks.
 
     Attributes
     ----------
@@ -136,7 +135,7 @@ class RemovalOptions(RetrainOptions):
 
 @dataclass(frozen=True)
 class LooOptions(RetrainOptions):
-    """How many models are retrained without single chunks, and by what."""
+    """Options of retraining without single chunks."""
 
     chunks: int = option(40, "Chunks to leave out one by one, drawn by lot.", low=FEWEST_CHUNKS)
     seeds: int = option(3, _SEEDS, low=1, high=1_000)
@@ -144,6 +143,6 @@ class LooOptions(RetrainOptions):
 
 @dataclass(frozen=True)
 class RankingOptions(Options):
-    """What `stride baseline` shows."""
+    """Options of the ranking that `stride baseline` shows."""
 
     top: int = option(10, "Documents to show for a query.", low=0)

@@ -1,4 +1,4 @@
-"""Queries that show the same, as one: what each method makes of a group of them."""
+"""Ask queries that show the same as one group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QueryGroup:
 
 @dataclass(frozen=True)
 class GroupRule:
-    """How a method answers a group of queries; in its spec two more options, ``asked=`` and ``add=``.
+    """Rule by which a method answers a group of queries: options ``asked=`` and ``add=`` of its spec.
 
     Attributes
     ----------
@@ -77,17 +77,17 @@ class GroupRule:
         return {"response": ("response",), "token": ("token",), "odds": ("token", "instead")}[self.asked]
 
     def scores(self, found: Mapping[str, np.ndarray], groups: Sequence[QueryGroup]) -> np.ndarray:
-        """Of every document for every group, (G, D) float64, from (Q, D) of each of the `sets`."""
+        """Score every document for every group, (G, D) float64, from (Q, D) of each of the `sets`."""
         each = self.counted(self.each(found))
         return np.stack([each[group.rows].sum(axis=0) for group in groups])
 
     def each(self, found: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Of every document for every query, (Q, D) float64, from (Q, D) of each of the `sets`."""
+        """Score every document for every query, (Q, D) float64, from (Q, D) of each of the `sets`."""
         first = found[self.sets[0]]
         return first - found["instead"] if self.asked == "odds" else first
 
     def counted(self, scores: np.ndarray) -> np.ndarray:
-        """What of some queries' scores is added up."""
+        """Keep the part of the scores that is added up."""
         return np.maximum(scores, 0.0) if self.add == "support" else scores
 
 
@@ -102,7 +102,7 @@ def check_rules(rules: Iterable[GroupRule], sets: Container[str]) -> None:
 
 
 def find_groups(asked: Sequence[CauseQuery]) -> list[QueryGroup]:
-    """The groups of queries, in the order in which they begin: by their `group`; without, by their causes.
+    """Group queries by their `group`, or else by their causes, in the order in which groups begin.
 
     Raises
     ------
@@ -134,8 +134,7 @@ def build_asked(
     *,
     chat: bool | None = None,
 ) -> dict[str, QuerySet]:
-    """The queries in the index's tokens, asked as `stride query` asks them, each as often as there is
-    something to be asked of it.
+    """Build the queries as `stride query` asks them, once for each thing that is asked of them.
 
     Parameters
     ----------
@@ -188,7 +187,7 @@ def build_asked(
 
 
 def _have(asked: Sequence[CauseQuery], name: str) -> bool:
-    """Whether queries have this field; CorpusError where some do and some do not."""
+    """Tell whether queries have this field; CorpusError where only some do."""
     there = [getattr(query, name) is not None for query in asked]
     if any(there) and not all(there):
         query = asked[there.index(False)]
@@ -200,7 +199,7 @@ def _have(asked: Sequence[CauseQuery], name: str) -> bool:
 
 
 def all_of(sets: Mapping[str, QuerySet]) -> QuerySet:
-    """The sets one after the other, as one."""
+    """Join the sets one after the other."""
     parts = list(sets.values())
     return QuerySet(
         [ids for part in parts for ids in part.ids],

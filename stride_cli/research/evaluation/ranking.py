@@ -12,7 +12,7 @@ from stride_cli.research.evaluation.metrics import descending_mid_ranks
 
 
 def top_chunks(blocks: Iterable[np.ndarray], k: int, *, seed: int = 0) -> np.ndarray:
-    """Each query's k chunks of highest score, by descending score.
+    """Choose each query's k chunks of highest score, by descending score.
 
     Ties, of zeros above all, are broken by lot: a chunk's number is no reason to prefer it. The lots are the
     same for all methods.
@@ -39,26 +39,26 @@ def top_chunks(blocks: Iterable[np.ndarray], k: int, *, seed: int = 0) -> np.nda
 
 
 def random_chunks(n_chunks: int, k: int, draws: int, *, seed: int, name: str) -> np.ndarray:
-    """Sets of k chunks without replacement, (draws, k) int64: the same for every method."""
+    """Draw sets of k chunks without replacement, (draws, k) int64: the same for every method."""
     return np.stack([stream(seed, name, k, draw).permutation(n_chunks)[:k] for draw in range(draws)])
 
 
 def check_ks(ks: Sequence[int], n_chunks: int) -> None:
-    """UsageError where a k is below 1 or above the number of chunks."""
+    """Raise UsageError where a k is below 1 or above the number of chunks."""
     for k in ks:
         if not 1 <= k <= n_chunks:
             raise UsageError(f"k is {k}, and there are {n_chunks:,} chunks", fix=f"use 1 to {n_chunks:,}")
 
 
 def document_scores(block: np.ndarray, chunk_document: np.ndarray, n_documents: int) -> np.ndarray:
-    """Scores of documents: the sums over their chunks, (q, n) → (q, D) float64."""
+    """Sum scores over the chunks of each document, (q, n) → (q, D) float64."""
     return np.stack(
         [np.bincount(chunk_document, weights=row.astype(np.float64), minlength=n_documents) for row in block]
     )
 
 
 def rank_documents(scores: np.ndarray, top: int) -> list[tuple[float, int, float]]:
-    """The documents of highest score that are not zero: (mid-rank among all documents, document, score).
+    """Rank the documents of highest score that are not zero: (mid-rank among all, document, score).
 
     Parameters
     ----------

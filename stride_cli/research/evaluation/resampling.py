@@ -1,4 +1,4 @@
-"""How sure a mean LDS is: bootstrap over queries, over subsets and over both, the same draws for all methods.
+"""Bootstrap a mean LDS over queries, over subsets and over both, with the same draws for all methods.
 
 Differences between methods are taken draw by draw, so that what they share (hard queries, noisy subsets)
 cancels. Simulated with 20 queries, 120 repetitions each, the 95 % joint interval held the true mean in 100,
@@ -7,7 +7,6 @@ cancels. Simulated with 20 queries, 120 repetitions each, the 95 % joint interva
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +50,7 @@ class Draws:
         return Estimate(*(interval(self.mean, kind) for kind in (self.queries, self.subsets, self.joint)))
 
     def minus(self, other: Draws) -> Draws:
-        """The difference of two methods, draw by draw."""
+        """Subtract another method, draw by draw."""
         return Draws(
             self.mean - other.mean,
             self.queries - other.queries,
@@ -121,32 +120,25 @@ def mean_interval(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0, name
     return interval(float(values.mean()), counts @ values / len(values))
 
 
-def differences(draws: Mapping[str, Draws], reference: str) -> dict[str, Estimate]:
-    """Every other method minus `reference`, by name: below zero where the reference is better."""
-    return {
-        name: found.minus(draws[reference]).estimate() for name, found in draws.items() if name != reference
-    }
-
-
 def _counts(generator: np.random.Generator, draws: int, size: int) -> np.ndarray:
-    """How often each of `size` units is drawn in each of `draws` resamples, (B, size) float64."""
+    """Count how often each of `size` units is drawn in each resample, (B, size) float64."""
     return generator.multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
 
 
 def _spearman(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Spearman's ρ under each row of multiplicities, (B,); 0 where a side is constant."""
+    """Compute Spearman's ρ under each row of multiplicities, (B,); 0 where a side is constant."""
     return _weighted_pearson(_weighted_mid_ranks(left, counts), _weighted_mid_ranks(right, counts), counts)
 
 
 def _pearson(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Pearson's r under each row of multiplicities, (B,); 0 where a side is constant."""
+    """Compute Pearson's r under each row of multiplicities, (B,); 0 where a side is constant."""
     x, y = (side[None] / max(float(np.abs(side).max()), 1e-300) for side in (left, right))
     return _weighted_pearson(x, y, counts)
 
 
 def _kendall(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Kendall's τ_a under each row of multiplicities, (B,), over pairs of different units: one that is drawn
-    twice says nothing of how it compares with itself. 0 where only one is drawn."""
+    """Compute Kendall's τ_a under each row of multiplicities, (B,), over pairs of different units; 0 where
+    only one is drawn."""
     agreement = np.sign(left[:, None] - left) * np.sign(right[:, None] - right)  # (R, R)
     pairs = np.square(counts.sum(axis=1)) - np.square(counts).sum(axis=1)
     found = ((counts @ agreement) * counts).sum(axis=1)
@@ -170,7 +162,7 @@ def _weighted_pearson(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> np.nd
 
 
 def _weighted_mid_ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Mid-ranks of values that occur `counts` times: (B, R)."""
+    """Rank values (mid-ranks) that occur `counts` times: (B, R)."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     below = np.zeros((len(counts), len(values) + 1))

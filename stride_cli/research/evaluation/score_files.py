@@ -18,7 +18,7 @@ _LARGEST = 1e300  # JSON has whole numbers of any length
 
 
 def read_scores(path: str | Path, n_queries: int, n_documents: int) -> list[np.ndarray | None]:
-    """Scores of a file, (D,) float64 of every query; None where a row is null.
+    """Read the scores of a file, (D,) float64 of every query; None where a row is null.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def _row(given: object, n_documents: int, where: str) -> np.ndarray:
 
 
 def scores_path(folder: Path, method: str) -> Path:
-    """Where a method's scores are written in a directory."""
+    """Name the file of a method's scores in a directory."""
     return folder / (re.sub(r"[^\w.=,-]+", "_", method) + ".json")
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What remains of a method's scores.
+    """Sums and shares that remain of a method's scores.
 
     Attributes
     ----------

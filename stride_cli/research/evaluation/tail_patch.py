@@ -148,7 +148,7 @@ class Patcher:
         return gradients
 
     def _losses(self, rows: Sequence[int]) -> np.ndarray:
-        """Mean nats per scored token of queries, (len(rows),) float64."""
+        """Measure mean nats per scored token of queries, (len(rows),) float64."""
         import torch
 
         rows = list(rows)
@@ -189,7 +189,7 @@ def measure_tail_patch(
 
 @contextmanager
 def _trainable(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-    """Within: all parameters take gradients; afterwards none does, as everywhere else."""
+    """Let all parameters take gradients; afterwards none does, as everywhere else."""
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)

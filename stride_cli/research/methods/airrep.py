@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AirRepOptions(Options):
-    """Where the encoder comes from, how one is trained, and how it is used."""
+    """Options of the encoder: its source, its training, its use."""
 
     model: str | None = option(
         None, "Directory or hub id of a trained encoder; the released one: sunweiwei/AirRep-Flan-Small."
@@ -142,7 +142,7 @@ class AirRep(LearnsFromTruth):
         return encoder
 
     def _truth_split(self, workspace: Workspace) -> list[Split]:
-        """The training part of the truth as one split, its queries the examples."""
+        """Make one split of the truth's training part, its queries the examples."""
         from stride_cli.research.methods.airrep_training import Split
         from stride_cli.research.training.truth import Truth
 
@@ -154,7 +154,7 @@ class AirRep(LearnsFromTruth):
         return [Split(texts, part.masks, part.losses.mean(1))]
 
     def _proxy_splits(self, workspace: Workspace) -> list[Split]:
-        """Splits of the corpus itself, with a model trained on every subset; finished ones are kept."""
+        """Split the corpus itself, with a model trained on every subset; finished ones are kept."""
         from stride_cli.data.query_set import QuerySet
         from stride_cli.research.methods.airrep_training import Split
         from stride_cli.training.jobs import Job
@@ -195,7 +195,7 @@ class AirRep(LearnsFromTruth):
 
 
 def attended(block: np.ndarray) -> np.ndarray:
-    """Scores (q, n) times n · softmax(|score|) over the chunks, so that sums follow the strongest members."""
+    """Multiply scores (q, n) by n · softmax(|score|) over the chunks: sums follow the strongest members."""
     strength = np.abs(block, dtype=np.float64)
     weights = np.exp(strength - strength.max(1, keepdims=True, initial=0))
     share = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)

@@ -47,7 +47,7 @@ class AirRepEncoder(nn.Module):
         return self.projector.weight.device
 
     def pooled(self, texts: Sequence[str]) -> Tensor:
-        """Mean over the tokens of BERT's last states, (texts, width) float32."""
+        """Average BERT's last states over tokens, (texts, width) float32."""
         batch = self.tokenizer(
             list(texts), return_tensors="pt", padding=True, truncation=True, max_length=self.max_length
         ).to(self.device)
@@ -56,12 +56,12 @@ class AirRepEncoder(nn.Module):
         return (states.last_hidden_state.float() * share).sum(1) / share.sum(1).clamp_min(1)
 
     def forward(self, texts: Sequence[str]) -> Tensor:
-        """Vectors of texts, (texts, width) float32."""
+        """Encode texts, (texts, width) float32."""
         return self.projector(self.pooled(texts))
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], *, batch_size: int = 64, projected: bool = True) -> Tensor:
-        """Vectors of any number of texts, without a graph; similar lengths are encoded together.
+        """Encode any number of texts without a graph; similar lengths go together.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class AirRepEncoder(nn.Module):
 
 
 def load_airrep(path: str, *, device: torch.device | str, max_length: int = 512) -> AirRepEncoder:
-    """A trained encoder from a directory or hub id.
+    """Load a trained encoder from a directory or hub id.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def load_airrep(path: str, *, device: torch.device | str, max_length: int = 512)
 
 
 def new_airrep(base: str, *, device: torch.device | str, seed: int, max_length: int = 512) -> AirRepEncoder:
-    """An encoder to be trained: a pretrained BERT and a random projection, as the authors begin.
+    """Make an encoder to be trained: a pretrained BERT and a random projection, as the authors do.
 
     Raises
     ------

@@ -111,7 +111,7 @@ def train_encoder(
 
 
 def normalised_losses(losses: np.ndarray) -> np.ndarray:
-    """How much better than the subsets' mean an example fares with each: (S, D) to (D, S) float32.
+    """Normalise losses to how much better than the mean an example fares: (S, D) to (D, S) float32.
 
     (mean − loss) / standard deviation, per example, within ±10; 0 where all subsets agree.
     """
@@ -121,7 +121,7 @@ def normalised_losses(losses: np.ndarray) -> np.ndarray:
 
 
 def step_loss(vectors: Tensor, members: Tensor, targets: Tensor) -> Tensor:
-    """Ranking loss of one step.
+    """Compute the ranking loss of one step.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def step_loss(vectors: Tensor, members: Tensor, targets: Tensor) -> Tensor:
 
 
 def group_scores(products: Tensor, members: Tensor) -> Tensor:
-    """Score of whole subsets: their members' scores, averaged with weights softmax(|score|).
+    """Score whole subsets: their members' scores, averaged with weights softmax(|score|).
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def group_scores(products: Tensor, members: Tensor) -> Tensor:
 
 
 def ranking_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """RankNet: log(1 + exp(−(s_a − s_b))) over pairs with t_a > t_b, weighted by t_a − t_b up to 10.
+    """Compute RankNet's log(1 + exp(−(s_a − s_b))) over pairs with t_a > t_b, weighted by t_a − t_b up to 10.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def ranking_loss(scores: Tensor, targets: Tensor) -> Tensor:
 def _backward_in_batches(
     encoder: AirRepEncoder, texts: Sequence[str], members: Tensor, targets: Tensor, batch_size: int
 ) -> Tensor:
-    """Gradient of `step_loss` with respect to all of the encoder; returns the loss."""
+    """Add the gradient of `step_loss` in all of the encoder; return the loss."""
     vectors = encoder.embed(texts, batch_size=batch_size).requires_grad_(True)
     loss = step_loss(vectors, members, targets)
     (pull,) = torch.autograd.grad(loss, vectors)

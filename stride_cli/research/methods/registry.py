@@ -21,7 +21,7 @@ Needs = Literal["text", "model", "truth"]
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """Where a method lives and what it looks at.
+    """A method's place, and what it looks at.
 
     Attributes
     ----------

@@ -111,7 +111,7 @@ class StrideMethod:
         self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
 
     def _design_of(self, workspace: Workspace, number: int) -> Designs:
-        """The subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
+        """Draw the subsets of checkpoint 0, 1, …: the index's own for the first, unless others are wanted."""
         from stride_cli.operators.designs import Designs, design_seed
 
         seed = design_seed(workspace.index.seed, number) if number else None
@@ -131,7 +131,7 @@ class StrideMethod:
     def _fit_all(
         self, workspace: Workspace, paths: Sequence[str | None], designs: Sequence[Designs]
     ) -> list[tuple[str | int | None, Operators]]:
-        """The operators of every checkpoint; of several, one at a time is in memory as it was fitted."""
+        """Fit the operators of every checkpoint; of several, one model is held at a time."""
         from stride_cli.operators.fitting import fit_operators
         from stride_cli.operators.options import like_own, resolve_settings
 
@@ -148,7 +148,7 @@ class StrideMethod:
         return fitted
 
     def _open(self, which: str | int | None) -> AttributableModel:
-        """The task's model (None), a checkpoint in the index (its place), or one at a path."""
+        """Open the workspace's model (None), a checkpoint in the index (its place), or one at a path."""
         if which is None:
             return self._task.model
         if isinstance(which, int):
@@ -160,7 +160,7 @@ class StrideMethod:
         return load_checkpoint(self._task, Path(which))
 
     def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
-        """`score` for several λ / λ_max at once: of every block of queries one (q, n) float32 for each λ.
+        """Score for several λ / λ_max at once: for every block of queries one (q, n) float32 for each λ.
 
         Raises
         ------
@@ -197,7 +197,7 @@ class StrideMethod:
                 yield dense(found[first : first + QUERY_BLOCK], np.float32)
 
     def _pipeline(self) -> Pipeline | Several:
-        """The pipeline, with one model at a time loaded."""
+        """Make the pipeline, with one model loaded at a time."""
 
         def load(number: int) -> SteeredModel:
             which, operators = self._fitted[number]
@@ -207,7 +207,7 @@ class StrideMethod:
         return open_pipeline(operators, load, self._designs, self._task, self._defaults, self._recovery)
 
     def _measure(self, queries: QuerySet) -> Measurement:
-        """How the subsets answer all queries; measured once, whatever λ is."""
+        """Measure the subsets' responses to all queries, once for every λ."""
         key = queries.fingerprint()
         if key not in self._measured:
             batches = [queries.batch(rows) for rows in queries.groups(QUERY_TOKENS)]
@@ -293,7 +293,7 @@ class DirectReadout:
             yield total[start : start + QUERY_BLOCK].astype(np.float32)
 
     def _pass(self, settings: Any, steered: SteeredModel, queries: QuerySet) -> np.ndarray:
-        """Scores (Q, n): dot products in every space, summed."""
+        """Score (Q, n): dot products in every space, summed."""
         from stride_cli.attribution.direct import query_gradients
         from stride_cli.operators.gradients import gradient_products
 
@@ -324,7 +324,7 @@ def _load_initial_residuals(workspace: Workspace, settings: Any) -> None:
 
 
 def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:
-    """The task's model, or those of the checkpoints."""
+    """Open the workspace's model, or those of the checkpoints."""
     if checkpoints is None:
         return [workspace.model]
     from stride_cli.research.methods.gradients.passes import load_checkpoint

@@ -50,7 +50,7 @@ def tuning_page(trials: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) 
 
 
 def _points(trials: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, float, float]]:
-    """(value, score, standard error) of every trial; of every λ of the best trial for λ."""
+    """List (value, score, standard error) of every trial; of every λ of the best trial for λ."""
     if name == "lambda_ratio":
         best = [trial for trial in trials if trial["best"]][-1:]
         return [(entry[name], entry["score"], entry["se"]) for trial in best for entry in trial["lambdas"]]
@@ -60,7 +60,7 @@ def _points(trials: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, f
 
 
 def _plot(points: Sequence[tuple[Any, float, float]], name: str, chosen: Any) -> str:
-    """Scores over the values, evenly spaced in their order; the chosen value in another colour."""
+    """Plot scores over the values, evenly spaced; the chosen value in another colour."""
     values = sorted({value for value, *_ in points}, key=lambda value: (isinstance(value, str), value))
     points = [(value, score, error if isfinite(error) else 0.0) for value, score, error in points]
     low = min(score - error for _, score, error in points)

@@ -1,4 +1,4 @@
-"""What selecting documents, and judging a selection, can be told; light to import."""
+"""Options of selecting documents, and of judging a selection; light to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stride_cli.options import Options, option
 
 @dataclass(frozen=True)
 class SelectOptions(Options):
-    """How documents to train on are chosen.
+    """Options of choosing documents to train on.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class SelectOptions(Options):
 
 @dataclass(frozen=True)
 class JudgingOptions(Options):
-    """How a selection is judged: by what models that are fine-tuned on it answer to held-out queries."""
+    """Options of judging a selection by models that are fine-tuned on it."""
 
     seeds: int = option(3, "Models fine-tuned on each file.", low=1, high=1_000)
     max_new_tokens: int = option(64, "Longest greedy answer.", low=1)

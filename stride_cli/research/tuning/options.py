@@ -1,4 +1,4 @@
-"""What a sweep of settings can be told; light to import."""
+"""Options of a sweep of settings; light to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEWEST_RESPONSES = 8  # correlations over fewer say nothing
 
 @dataclass(frozen=True)
 class TuneOptions(EngineOptions):
-    """What is swept, and on what it is judged.
+    """Settings that are swept, and what judges them.
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from stride_cli.errors import UsageError
 
 
 def with_settings(text: str, updates: Mapping[str, Any]) -> str:
-    """The text of a stride.yaml with some settings changed or added; comments and all else stay.
+    """Change or add settings in the text of a stride.yaml; comments and all else stay.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class _Collector:
         self._projector.add(found, self._target)
 
     def take(self, rows: int) -> Tensor:
-        """The first rows; the next batch starts from zero."""
+        """Take the first rows; the next batch starts from zero."""
         assert self._target is not None
         found, self._target = self._target[:rows], None
         return found
@@ -156,7 +156,7 @@ class Solver:
         return cls((vectors * factors) @ vectors.T, features, elsewhere)
 
     def __call__(self, vectors: np.ndarray) -> np.ndarray:
-        """(q, k) → (q, k) float64."""
+        """Solve for vectors (q, k): (q, k) float64."""
         vectors = vectors.astype(np.float64)
         if self._rows is None:
             return vectors @ self._inverse

@@ -237,7 +237,7 @@ def _explicit_is_cheaper(layer: Layer, tokens: int, sharing: int) -> bool:
 
 
 def _token_products(inputs: Tensor, outputs: Tensor, found: Factors) -> Tensor:
-    """⟨Σ_s δ_s ⊗ a_s, Σ_t δ_t ⊗ a_t⟩ = Σ_st (δ_s·δ_t)(a_s·a_t): (Q, s, ·) and (b, t, ·) → (Q, b)."""
+    """Compute ⟨Σ_s δ_s ⊗ a_s, Σ_t δ_t ⊗ a_t⟩ = Σ_st (δ_s·δ_t)(a_s·a_t): (Q, s, ·) and (b, t, ·) → (Q, b)."""
     n_queries, length = inputs.shape[:2]
     flat_in, flat_out = inputs.flatten(0, 1), outputs.flatten(0, 1)  # (Q·s, ·)
     tokens = found.inputs.shape[1]

@@ -46,7 +46,7 @@ class Curvature:
 def corrected_curvature(
     models: Sequence[Callable[[], Passes]], workspace: Workspace, title: str, *, labels: str, draws: int
 ) -> list[Curvature]:
-    """The curvature of every layer, averaged over checkpoints of one model: the basis is that of the mean
+    """Fit the curvature of every layer, averaged over checkpoints of one model: the basis is that of the mean
     covariances, the eigenvalues are means in it.
 
     Parameters
@@ -97,7 +97,7 @@ def _eigenvalues(
     labels: str,
     draws: int,
 ) -> list[Tensor]:
-    """Mean over chunks of (U_Sᵀ G U_A)² of every layer, (n_out, n_in) float32."""
+    """Average (U_Sᵀ G U_A)² of every layer over chunks, (n_out, n_in) float32."""
     sums = [
         torch.zeros(layer.n_out, layer.n_in, device=workspace.model.device) for layer in passes.capture.layers
     ]
@@ -127,7 +127,7 @@ def covariances(
     draws: int = 1,
     rows: np.ndarray | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """A = E[a aᵀ] and S = E[δ δᵀ] of every layer, over tokens that a scored prediction reads.
+    """Average A = E[a aᵀ] and S = E[δ δᵀ] of every layer over tokens that a scored prediction reads.
 
     Parameters
     ----------

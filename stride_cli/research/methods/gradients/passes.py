@@ -46,7 +46,7 @@ class MethodOptions(Options):
 
 @dataclass(frozen=True)
 class PassOptions(MethodOptions):
-    """How a method passes over corpus and queries."""
+    """Options of passes over corpus and queries."""
 
     layers: str | None = option(None, "Linear layers that count, see `Capture`.")
     batch_tokens: int = option(2048, "Padded tokens of one pass.", low=1)

@@ -34,7 +34,7 @@ class Projector(Protocol):
         ...
 
     def add_matrices(self, layer: int, rows: slice, matrices: Tensor, target: Tensor) -> None:
-        """The same of explicit matrices (b, n_out, n_in)."""
+        """Add those of explicit matrices (b, n_out, n_in)."""
         ...
 
 
@@ -122,8 +122,8 @@ class Dense:
 def random_sides(
     layers: Sequence[Layer], rank: int, seed: int, name: str, number: int, device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
-    """Random orthonormal columns times √(n / r), so that inner products are kept in expectation; the whole
-    space, turned, where rank ≥ n."""
+    """Draw orthonormal columns times √(n / r), which keep inner products in expectation; the whole space,
+    turned, where rank ≥ n."""
     return [
         (
             _orthonormal(layer.n_in, rank, stream(seed, name, number, place, 0)).to(device),
@@ -134,14 +134,14 @@ def random_sides(
 
 
 def principal_sides(covariances: Sequence[tuple[Tensor, Tensor]], rank: int) -> list[tuple[Tensor, Tensor]]:
-    """Leading eigenvectors of the covariances (A (n_in, n_in), S (n_out, n_out)) of each layer."""
+    """Take leading eigenvectors of the covariances (A (n_in, n_in), S (n_out, n_out)) of each layer."""
     return [(_leading(a, rank), _leading(s, rank)) for a, s in covariances]
 
 
 def random_projector(
     layers: Sequence[Layer], dim: int, seed: int, name: str, number: int, device: torch.device, kind: str
 ) -> Projector:
-    """A projection of the whole gradient to about ``dim`` numbers.
+    """Draw a projection of the whole gradient to about ``dim`` numbers.
 
     Parameters
     ----------

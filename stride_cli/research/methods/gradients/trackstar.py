@@ -149,7 +149,7 @@ class TrackStar:
 
 
 def adafactor_scales(passes: Passes, workspace: Workspace) -> list[tuple[Tensor, Tensor]]:
-    """1/√V of every layer as a product of input and output scales, V_oi = r_o c_i / mean(r).
+    """Estimate 1/√V of every layer as a product of input and output scales, V_oi = r_o c_i / mean(r).
 
     r and c are the means of squared gradients over columns and rows (Shazeer and Stern 2018,
     arXiv:1804.04235).

@@ -216,20 +216,20 @@ class Unrolled:
         return self._gradient(make_batch([chunk], self._device)) * chunk.n_scored
 
     def _gradient(self, batch: Batch) -> Tensor:
-        """Of the mean loss, (P,)."""
+        """Take the gradient of the mean loss, (P,)."""
         loss = next_token_loss(self._model, batch)
         return flat(torch.autograd.grad(loss, self._parameters, materialize_grads=True))
 
 
 def losses(model: Any, batch: Batch) -> Tensor:
-    """Of a batch's scored tokens, (N,) in nats: as `next_token_loss`, differentiable twice."""
+    """Compute the losses of a batch's scored tokens, (N,) in nats, differentiable twice."""
     final = before_head(model, model.get_output_embeddings(), batch.ids)
     logits = head_logits(model, final.flatten(0, 1).index_select(0, batch.rows)).float()
     return torch.nn.functional.cross_entropy(logits, batch.targets, reduction="none")
 
 
 def asked(queries: QuerySet, row: int, device: torch.device) -> Batch:
-    """A query, as training takes a batch."""
+    """Turn a query into a batch as training takes it."""
     query = queries.batch([row])
     scored = torch.nonzero(query.weights[0, 1:] > 0)[:, 0].to(device)
     ids = query.ids.to(device)
@@ -237,19 +237,19 @@ def asked(queries: QuerySet, row: int, device: torch.device) -> Batch:
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
-    """All as one vector (P,)."""
+    """Join all parts as one vector (P,)."""
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse of `flat`, in the shapes of parameters."""
+    """Split a vector into the shapes of parameters: the inverse of `flat`."""
     parts = vector.split([parameter.numel() for parameter in parameters])
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
 
 @torch.no_grad()
 def put(vector: Tensor, parameters: Sequence[Tensor]) -> None:
-    """Make it the parameters' values."""
+    """Set the parameters' values."""
     for parameter, part in zip(parameters, split(vector, parameters), strict=True):
         parameter.copy_(part)
 
@@ -257,7 +257,7 @@ def put(vector: Tensor, parameters: Sequence[Tensor]) -> None:
 def differentiated(
     loss: Tensor, parameters: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """∇ loss in the parameters, (P,), and v (P,) ↦ ∂⟨v, ∇ loss⟩ / ∂ each of the inputs."""
+    """Take ∇ loss in the parameters, (P,), and v (P,) ↦ ∂⟨v, ∇ loss⟩ / ∂ each of the inputs."""
     gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
     used = [number for number, part in enumerate(gradient) if part.requires_grad]
 
@@ -275,7 +275,7 @@ def differentiated(
 
 
 def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> tuple[Tensor, Tensor]:
-    """exp(−t B) v, and its integral from 0 to t, of a symmetric B that is only multiplied with, in the Krylov
+    """Compute exp(−t B) v and its integral from 0 to t, for a symmetric B known by its products, in a Krylov
     space of `_DIRECTIONS` vectors; negative eigenvalues count as 0."""
     length = float(vector.norm())
     if length == 0.0:
@@ -304,8 +304,8 @@ def carried(curved: Callable[[Tensor], Tensor], vector: Tensor, time: float) -> 
 
 
 def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
-    """What each step's gradient is multiplied with in all, by this step and those behind it: (T,), of the sum
-    of `rates`. The last ones hardly count, the first ones more."""
+    """Spread learning rates over steps as momentum does: each gradient's total factor, (T,), of the same sum.
+    The last ones hardly count, the first ones more."""
     steps = np.arange(1, len(rates) + 1)
     left, found = 0.0, np.zeros(len(rates))
     for place in range(len(rates) - 1, -1, -1):
@@ -315,6 +315,6 @@ def spread_rates(rates: np.ndarray, momentum: float) -> np.ndarray:
 
 
 def _second_moment(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """Adam's running mean of a parameter's squared gradients; 0 where no gradient has come."""
+    """Read Adam's running mean of a parameter's squared gradients; 0 before any."""
     state = optimizer.state.get(parameter)
     return state["exp_avg_sq"] if state else torch.zeros_like(parameter)

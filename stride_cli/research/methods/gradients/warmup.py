@@ -91,7 +91,7 @@ class LowRank:
 
 
 def _parts(layer: Layer) -> tuple[Tensor, Tensor, float]:
-    """A (rank, n_in), B (n_out, rank) and α/r of a layer that has them."""
+    """Give A (rank, n_in), B (n_out, rank) and α/r of an adapted layer."""
     module: Any = layer.module
     return module.lora_a, module.lora_b, module.lora_scale
 
@@ -130,7 +130,7 @@ class Warmup:
 
     @torch.no_grad()
     def at(self, number: int) -> Moments:
-        """Put the adapter of a checkpoint into the model; its moments."""
+        """Put the adapter of a checkpoint into the model; return its moments."""
         point = self._points[number]
         for parameter, weight in zip(self.parameters, point.weights, strict=True):
             parameter.copy_(weight)
@@ -143,7 +143,7 @@ class Warmup:
         )
 
     def projector(self, inner: Projector) -> Projector:
-        """Of the adapter's gradients, one that has its `matrices`."""
+        """Project the adapter's gradients by a projector of its `matrices`."""
         return LowRank(inner, self.capture.layers)
 
     @property
@@ -263,7 +263,7 @@ def warm_up(
 
 
 def _start(workspace: Workspace, recipe: Recipe | None) -> torch.nn.Module:
-    """The model that the warm-up starts from, fp32."""
+    """Load the model that the warm-up starts from, fp32."""
     from stride_cli.corpus.adapter_base import base_name, is_adapter
     from stride_cli.models.language.checkpoint import load_weights
     from stride_cli.training.initial_model import base_weights
@@ -279,7 +279,7 @@ def _start(workspace: Workspace, recipe: Recipe | None) -> torch.nn.Module:
 
 
 def _capture(model: CausalLM, workspace: Workspace, chosen: str | None) -> Capture:
-    """The layers that get matrices; their biases are none of theirs."""
+    """Hook the layers that get matrices, without their biases."""
     probe = workspace.chunks.batch(np.arange(1))
     try:
         return Capture(model, probe, layers=chosen or "attention", bias=False)
