@@ -101,7 +101,11 @@ def ask(
         if train:
             place = replace(place, model=_trained(corpus, place.model, reading, device=place.device))
         elif place.model is None:
-            raise _no_model(corpus)
+            raise UsageError(  # which one is asked is the user's to say: the answer is about it
+                f"no model to ask: {corpus} has no index yet, and --model is not given",
+                fix="name the model that was trained on this corpus with --model; or, to have a small one "
+                "trained on it first, add --train",
+            )
     try:
         session = api.prepare(
             [corpus],
@@ -155,18 +159,6 @@ def beside(corpus: str, suffix: str) -> Path:
     while path.suffix.lower() in _SUFFIXES:
         path = path.with_suffix("")
     return path.with_name(path.name + suffix)
-
-
-def _no_model(corpus: str) -> UsageError:
-    """Where no model is named: which one is to be asked is the user's to say, as the answer is about it."""
-    from stride_cli.corpus.sources import find_sources, total_bytes
-
-    size = total_bytes(find_sources([corpus])) or 0
-    return UsageError(
-        f"no model to ask: {corpus} ({size / 1e6:.2g} MB) has no index yet, and --model is not given",
-        fix="name the model that was trained on this corpus with --model; or, to have a small one trained on "
-        "it first, add --train",
-    )
 
 
 def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) -> str:

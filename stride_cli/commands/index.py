@@ -225,12 +225,12 @@ def plan(
     short_help="What an index holds, and what it was built from.",
     epilog=example("stride index info run.stride"),
 )
-def info(index: _Index = None, index_option: IndexPath = None, json: Json = False) -> None:
+def info(index: _Index = None, json: Json = False) -> None:
     """Show what an index holds, and what it was built from."""
     from stride_cli.corpus.summary import describe
     from stride_cli.opening import open_index
 
-    path = _named_index(index, index_option)
+    path = find_index(index)
     show_record(describe(open_index(path), path), json, title=str(path))
 
 
@@ -238,12 +238,12 @@ def info(index: _Index = None, index_option: IndexPath = None, json: Json = Fals
     short_help="Compare every byte of an index with its manifest.",
     epilog=example("stride index verify run.stride"),
 )
-def verify(index: _Index = None, index_option: IndexPath = None, json: Json = False) -> None:
+def verify(index: _Index = None, json: Json = False) -> None:
     """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong.
 
     Manifests find damage, not forgery: to show who made an index, sign its manifests.
     """
-    path = _named_index(index, index_option)
+    path = find_index(index)
     problems = _verified(path)
     record: IndexVerifyRecord = {
         "schema": "stride.index_verify/1",
@@ -296,7 +296,7 @@ def export(
         Literal["documents", "chunks", "subsets"],
         typer.Argument(metavar="WHAT", help="documents, chunks or subsets.", show_default=False),
     ],
-    index_option: IndexPath = None,
+    index: IndexPath = None,
 ) -> None:
     """Write documents with their texts, chunks with tokens and subsets, or subsets with their chunks.
 
@@ -305,21 +305,12 @@ def export(
     from stride_cli.corpus.export import EXPORTS
     from stride_cli.opening import open_index
 
-    opened = open_index(find_index(index_option))
+    opened = open_index(find_index(index))
     records, count = EXPORTS[what]
     with output.progress(f"writing {what}", count(opened), unit=what) as ticker:
         for record in records(opened):
             output.emit(record)
             ticker.advance()
-
-
-def _named_index(argument: str | None, option: str | None) -> Location:
-    """The index named by the argument or by --index, else the only one here."""
-    if argument is not None and option is not None and locate(argument) != locate(option):
-        raise errors.UsageError(
-            f"two indexes are named: '{argument}' and, by --index, '{option}'", fix="name it once"
-        )
-    return find_index(argument or option)
 
 
 def _report(index: Index, path: Location, begin: float, json: bool) -> None:

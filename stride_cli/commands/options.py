@@ -93,10 +93,8 @@ class Flags:
         if entry.negated:
             default = False
         default = changed.get("default", default)
-        kind, about = (
-            self._kind(entry),
-            flag_of(entry, **{key: changed[key] for key in ("help", "panel") if key in changed}),
-        )
+        kind = self._kind(entry)
+        about = flag_of(entry, **{key: changed[key] for key in ("help", "panel") if key in changed})
         return inspect.Parameter(
             entry.flag.strip("-").replace("-", "_"),
             inspect.Parameter.KEYWORD_ONLY,
@@ -133,7 +131,7 @@ class Flags:
         return list[str] if kind is list else kind
 
     def given(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Takes what is of this annotation out of a command's values, and returns what was given of it.
+        """Take what is of this annotation out of a command's values, and return what was given of it.
 
         Raises
         ------
@@ -220,7 +218,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[Any, Flags | Where]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        kind, *found = get_args(parameter.annotation) if _annotated(parameter) else (None,)
+        annotated = get_origin(parameter.annotation) is Annotated
+        kind, *found = get_args(parameter.annotation) if annotated else (None,)
         if found and isinstance(found[0], Flags | Where):
             groups[name] = kind, found[0]
             parameters += found[0].parameters.values()
@@ -246,10 +245,6 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _annotated(parameter: inspect.Parameter) -> bool:
-    return get_origin(parameter.annotation) is Annotated
-
-
 def _built(kind: Any, given: dict[str, Any]) -> Any:
     """The options that a parameter of this type receives: a dataclass of options, or the values by name."""
     if kind is ReadOptions:
@@ -270,7 +265,6 @@ READING = (Fields, ReadOptions)
 Reading = Annotated[ReadOptions, Flags(*READING)]
 Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
 Device = Annotated[str | None, flag(Placement, "device")]
-Dtype = Annotated[str | None, flag(Placement, "dtype")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]
 NewModel = typer.Option("--model", metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")

@@ -42,7 +42,7 @@ def without(record: dict, *names: str) -> dict:
 
 
 def test_what_is_in_it(run, workspace, remote):
-    for command in ("index info {} --json", "index info --index {} --json", "index verify {} --json"):
+    for command in ("index info {} --json", "index verify {} --json"):
         here, there = run(command.format(workspace / "run.stride")), run(command.format(remote))
         assert there.code == here.code == 0, there.err
         assert there.records[0]["index"] == remote
