@@ -185,15 +185,19 @@ def measure_scale(pipeline: Pipeline | Several, models: int, *, workers: int | N
     from stride_cli.training.jobs import Job
     from stride_cli.training.retraining import open_trainer, retrain, store_of, subset_seeds
 
+    # 1. What each model does without, and the responses whose losses are compared
     workspace = pipeline.workspace
     store = store_of(workspace.index)
     removed = removed_parts(workspace, models)
     queries = responses_of(workspace, removed)
+    # 2. Losses after training with everything, and without each part: from one seed, so that nothing else
+    # differs
     trainer = open_trainer(workspace, queries)
     seed = int(subset_seeds(workspace.seed, 1)[0])
     masks = [np.ones(workspace.n_chunks, bool), *~removed]
     full, *others = retrain(trainer, [Job(mask, seed) for mask in masks], store=store, workers=workers)
     measured = np.stack([other.losses - full.losses for other in others])
+    # 3. What influences say of the same parts, and the scale between the two
     sums, totals = predicted_sums(pipeline, queries, removed)
     return choose_scale(sums, totals, measured, heart=workspace.model.pretrained)
 

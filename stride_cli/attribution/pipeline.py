@@ -274,6 +274,7 @@ class Pipeline:
         NumericalError      a response or loss is not finite
         """
         found, losses, agreements = [], [], []
+        # a spot check is of the first query alone: exact measurement takes a continuation for each subset
         for number, batch in enumerate(batches):
             responses, loss, agreement = self._measure_batch(batch, check if number == 0 else None)
             found.append(responses)
@@ -398,6 +399,7 @@ class Pipeline:
         from stride_cli.attribution.direct import Exact, exact_products, influence_unit
 
         chunks = self.workspace.chunks
+        # queries share most of their candidates: each chunk goes through the model once for all of them
         wanted = [self._candidates(each) for each in estimates]
         rows = np.unique(np.concatenate([own.chunks for own in wanted]))
         products = exact_products(self.steered, batches, chunks, rows)

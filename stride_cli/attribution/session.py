@@ -322,14 +322,17 @@ class Session:
         options: QueryOptions,
     ) -> list[_Asked | StrideError]:
         """Prompts' responses, and how the subsets answer them: of all together, where nothing hinders it."""
+        # 1. What the model answers, where no response is given; errors keep their places
         start = time.perf_counter()
         built = iter(self.build([each for each in prompts if not isinstance(each, StrideError)], options))
         asked = sum(not isinstance(each, StrideError) for each in prompts)
         queries = [each if isinstance(each, StrideError) else next(built) for each in prompts]
+        # 2. How the subsets answer those that have a query
         generated = time.perf_counter()
         good = [query for query in queries if not isinstance(query, StrideError)]
         measured = iter(self._measured_queries(pipeline, good, check=options.check))
         found = [each if isinstance(each, StrideError) else next(measured) for each in queries]
+        # 3. Each prompt has an equal part of the time: they were asked together
         seconds = {
             "generate": (generated - start) / max(1, asked),
             "measure": (time.perf_counter() - generated) / max(1, len(good)),

@@ -94,12 +94,14 @@ class Several:
         """See `Pipeline.measure`: responses and y are those of the models one after the other, (Q, C K), in
         nats of the first, whose losses are told; `scale` is (C, Q). A model whose y does not vary says
         nothing (0); where the first one's does not, the others have no scale to be put on."""
+        # 1. Each model in turn, in its own nats
         found = [each.measure(batches, check=check, gather=gather) for each in self._each()]
+        # 2. s_0 / s_c of every query: at the spread of the first, each model has one voice
         spreads = [own.y.std(axis=-1, dtype=np.float64) for own in found]
         scales = [
             np.divide(spreads[0], spread, out=np.zeros_like(spread), where=spread > 0) for spread in spreads
         ]
-        scales[0] = np.ones_like(scales[0])
+        scales[0] = np.ones_like(scales[0])  # also where it does not vary itself
         scaled = [scale[:, None] * own.responses for scale, own in zip(scales, found, strict=True)]
         responses = np.concatenate(scaled, axis=-1)
         agreement = min((own.agreement for own in found if own.agreement is not None), default=None)
@@ -128,6 +130,7 @@ class Several:
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
         """See `Pipeline.influences`: means over the models, made smaller once they are averaged."""
+        # the Lasso, estimates, candidates and exact gradients are each model's own
         runs = [
             own.recovered(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
         ]

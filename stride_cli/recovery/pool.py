@@ -136,6 +136,7 @@ class Pool:
         bound = -np.inf
         patience = self.n_steps + _PATIENCE
         while True:
+            # 1. The gap over the pool: the best lower bound so far counts, as bounds do not only rise
             scores = self.scores(penalty)
             certificate = self.certify(penalty, float(scores.max(initial=0.0)))
             bound = max(bound, certificate.bound)
@@ -143,11 +144,12 @@ class Pool:
                 return True
             if self.n_steps >= max_steps:
                 return False
+            # 2. Where so many coordinate rounds have not done, Newton steps on all that is near the support
             if self.n_steps >= patience:
                 bound = max(bound, self._newton(penalty, goal, max_steps))
                 patience = max_steps  # if Newton steps did not do, nothing is left but patience
                 continue
-            # the working set: what has weight, and the worst offenders, at most twice as many
+            # 3. Else rounds over a working set: what has weight, and at most twice as many worst offenders
             violators = np.flatnonzero((scores > penalty.lambda_) & (self.weights == 0.0))
             room = max(64, 2 * int(np.count_nonzero(self.weights)))
             if len(violators) > room:
@@ -161,8 +163,10 @@ class Pool:
         whole = np.arange(len(working))
         threshold = 1e-2 * penalty.lambda_
         while True:
+            # two rounds over all find the support; most rounds are over that alone, which is much shorter
             self.n_steps += part.sweep(penalty, whole, 2, threshold)
             self.n_steps += part.sweep(penalty, nonzero(part.weights), _ROUNDS, threshold)
+            # steps that are added to a residual leave rounding in it: made anew before anything is certified
             part.refresh_residual(penalty)
             certificate = part._own_certificate(penalty)
             if certificate.objective - certificate.bound <= goal or self.n_steps >= limit:

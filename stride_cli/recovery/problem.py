@@ -206,12 +206,14 @@ class Problem:
         self._first_scores = None
         self._seen = self.pool.residual.copy(), found.complete
         if self.lambda_max is None:
+            # 1. The first pass tells λ_max, and so λ; w = 0 may be the solution already
             largest = max(0.0, found.largest)
             norm = float(np.sqrt(2 * self.half * self.design.degree))
             self._find_penalty(largest if largest > 1e-14 * norm else 0.0)
             if self.done:
                 return
         elif floor <= (needed := self._needed()):
+            # 2. A pass that missed nothing that matters may prove the gap over all n columns
             reached = self._certify(found, floor)
             if found.complete > needed:
                 self.capacity = min(8 * self.capacity, self.design.n_chunks)
@@ -220,8 +222,9 @@ class Problem:
                 self._take(found)  # twins of columns with weight come in, and have their part
                 self.done = True
                 return
+        # 3. Else its columns join the pool, which is optimised until the next pass. They say little about a λ
+        # far below the scores that the pass saw: stop on the way, look again
         self._take(found)
-        # what a pass collected says little about a λ far below the scores it saw: stop on the way, look again
         self.stage = _REACH * floor
         self._minimise()
 
@@ -241,6 +244,7 @@ class Problem:
         goal = 0.3 * self.settings.tolerance * self.half
         penalty = self.penalty
         if self.stage > penalty.lambda_:
+            # 1. On the way to λ the gap may be a share of the objective
             penalty = replace(penalty, lambda_=self.stage)
             goal = max(goal, ROUGH * self.pool.certify(penalty, np.inf).objective)
         if not self.pool.minimise(penalty, goal, self.settings.max_epochs) or self.n_passes >= _PASSES:
@@ -249,6 +253,7 @@ class Problem:
                 f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
                 fix="use a larger λ, or a larger tolerance",
             )
+        # 2. At λ itself: no more non-zeros than needed, then a proof without another pass, if one does
         self.pool.refresh_residual(self.penalty)
         if self.stage <= self.penalty.lambda_:
             self.pool.thin(self.penalty)
