@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from index_format.confined import look_inside
 from index_format.errors import (
     RESTORE,
     IndexDamaged,
@@ -94,10 +93,8 @@ class Index:
         IndexNotFound, IndexIncomplete, IndexVersionError, IndexDamaged
         IndexUnreachable, ExtraMissing      (a URL) there is no answer; a package is not installed
         """
-        where = locate(path)
+        where = _absolute(locate(path))
         root = local_copy(where, progress)
-        if isinstance(where, Path):
-            where = Path(os.path.abspath(where))  # noqa: PTH100 (resolve() would follow links)
         attributes = _read_attributes(root)
         group = read_group(root, "")
         wrong = check_attributes(attributes)
@@ -363,7 +360,12 @@ def local_copy(where: Location, progress: Progress | None = None) -> Path:
         from index_format.remote import fetch_index
 
         return fetch_index(where, progress)
-    return Path(os.path.abspath(str(where)))  # noqa: PTH100 (resolve() would follow links)
+    return Path(str(_absolute(where)))
+
+
+def _absolute(where: Location) -> Location:
+    # resolve() would follow links
+    return Path(os.path.abspath(where)) if isinstance(where, Path) else where  # noqa: PTH100
 
 
 def offset_ends(index: Index) -> dict[str, int]:
@@ -403,7 +405,7 @@ def _read_attributes(root: Path) -> dict[str, Any]:
     except ValueError:
         attributes = {}
     if "format_version" not in attributes:
-        if _exists(root, MANIFEST):
+        if read_document(root, MANIFEST) is not None:
             raise IndexDamaged(f"{root / ZARR_JSON} has no format version", fix=RESTORE)
         raise IndexNotFound(f"{root} is no STRIDE index", fix="stride index build makes one")
     version = attributes["format_version"]
@@ -421,15 +423,7 @@ def _not_there(root: Path) -> IndexFormatError:
         return IndexIncomplete(
             f"the build of {root} has not finished", fix="rerun the command that began it; it resumes"
         )
-    if _exists(root, MANIFEST):
+    if read_document(root, MANIFEST) is not None:
         return IndexDamaged(f"{root / ZARR_JSON} is missing", fix=RESTORE)
     said = "is no index" if root.exists() else "does not exist"
     return IndexNotFound(f"{root} {said}", fix="stride index build makes one")
-
-
-def _exists(root: Path, name: str) -> bool:
-    try:
-        look_inside(root, name)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
