@@ -96,6 +96,7 @@ def train_classifier(
     options = options or ClassifierOptions()
     out = Path(out)
     refuse_existing(out, overwrite=overwrite)
+    # 1. The rows to train on, and those that are held out
     examples = read_examples(source, columns)
     classes = find_classes(examples)
     labels = class_numbers(examples, classes)
@@ -105,6 +106,7 @@ def train_classifier(
         output.note(
             f"warning: no training row has the label '{classes[missing[0]]}'; --shuffle draws rows at random"
         )
+    # 2. The recipe, every default filled in
     recipe = default_recipe(
         choose_network(options.network, width=options.width, layers=options.layers),
         epochs=options.epochs,
@@ -124,6 +126,7 @@ def train_classifier(
         },
         versions=software_versions(),
     )
+    # 3. The network, with initial weights or given ones, and its inputs
     standardisation = Standardisation.of(
         examples.inputs[training], by_column=len(examples.shape) == 1 and examples.inputs.dtype.kind == "f"
     )
@@ -138,7 +141,7 @@ def train_classifier(
     network.to(device)
     inputs = torch.from_numpy(standardisation.apply(examples.inputs[training])).to(device)
     targets = torch.from_numpy(labels[training]).to(device)
-    # a small network is trained faster on one thread, and to the same bits wherever there are more
+    # 4. Train; a small network is faster on one thread, and has the same bits wherever there are more
     small = sum(parameter.numel() for parameter in network.parameters()) < _ONE_THREAD
     wanted = options.checkpoints if options.checkpoints is not None else _CHECKPOINTS if small else 0
     marks = checkpoint_steps(recipe.steps(len(training)), wanted)
@@ -154,6 +157,7 @@ def train_classifier(
         torch_threads(1) if small else contextlib.nullcontext(),
     ):
         train_network(network, inputs, targets, recipe, ticker=ticker, after_step=keep)
+    # 5. Measure it, and write it whole
     loss, accuracy = _evaluate(network, inputs, targets)
     others: tuple[float | None, float | None] = (None, None)
     if len(held_out):

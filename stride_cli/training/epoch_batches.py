@@ -61,6 +61,7 @@ def plan_epoch(
     -------
     list of ndarray int64, chunk numbers; each member is in exactly one.
     """
+    # 1. The pass over all: a random order, batches of similar length, and these in a random order
     generator = np.random.default_rng([seed, epoch])
     everything = members if among is None else among
     order = generator.permutation(everything)
@@ -68,11 +69,13 @@ def plan_epoch(
     plan = [batches[i] for i in generator.permutation(len(batches))]
     if len(everything) == len(members):
         return plan
+    # 2. A part: its chunks in the same random order, in batches of their own
     place = np.full(len(lengths), -1)
     place[np.concatenate(plan)] = np.arange(len(everything))
     wanted = np.zeros(len(lengths), bool)
     wanted[members] = True
     part = _fill(lengths, order[wanted[order]], batch_tokens)
+    # 3. Each batch comes when its middle chunk comes in the pass over all
     return sorted(part, key=lambda batch: int(np.sort(place[batch])[len(batch) // 2]))
 
 

@@ -77,7 +77,7 @@ def train_model(
     request = {"kind": "train", "corpus": corpus.fingerprint, **asdict(options)}
     with RunDirectory(out, request, overwrite=overwrite) as run:
         recipe = run.load_recipe()
-        if recipe is None:
+        if recipe is None:  # a new run: size and tokenizer fit the corpus, and the recipe records both
             architecture = choose_architecture(
                 corpus.n_bytes,
                 layers=options.layers,
@@ -98,7 +98,7 @@ def train_model(
             chunks, record = cut(corpus, tokenizer, block_size=min(_BLOCK_SIZE, architecture.context))
             recipe = _resolve(options, architecture, chunks, record, dtype, tokenizer)
             run.save_recipe(recipe)
-        else:
+        else:  # one that was interrupted chooses nothing again
             assert recipe.architecture is not None
             architecture = recipe.architecture
             tokenizer = run.load_tokenizer()

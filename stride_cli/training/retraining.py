@@ -108,10 +108,12 @@ def retrain(
             )
     keys = [job_key(trainer.digest, job) for job in jobs]
     with OutcomeStore(store) as kept:
+        # 1. What is there already
         found = {key: outcome for key in set(keys) if (outcome := kept.read(key)) is not None}
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in found}
         if not missing:
             return [found[key] for key in keys]
+        # 2. Groups of jobs, as a run that was never interrupted has them
         if engine == "local":
             workers = workers or default_workers(
                 device=trainer.device,
@@ -121,6 +123,7 @@ def retrain(
             )
         groups = _groups(list(dict.fromkeys(keys)), max(1, trainer.at_once), workers)
         groups = [group for whole in groups if (group := [name for name in whole if name in missing])]
+        # 3. Train, and keep each group as soon as it is done
         count = workers and min(workers, len(groups))
         with (
             progress("retraining", len(keys), unit="models") as bar,
