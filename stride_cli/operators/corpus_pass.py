@@ -177,6 +177,7 @@ class RangeTask:
         target = self.folder / f"sums-{number}.pt"
         if target.exists():  # of an earlier run, or its worker died between this and its answer
             return
+        # 1. What the main process left: residuals and bases, and which chunks are this range
         model, chunks, columns = opened_once(self.place, self.place.open)
         before = self.folder / "before.pt"
         chunks.before = None
@@ -186,6 +187,7 @@ class RangeTask:
         plan = part_of(
             plan_from(chunks, self.settings.batch_tokens, self.first), chunks.lengths, number, self.count
         )
+        # 2. The pass over them, gone on with where a worker that died has left it
         projector = None
         if size := self.settings.project:
             rows = np.sort(np.concatenate(plan)) if plan else np.zeros(0, np.int64)
@@ -196,6 +198,7 @@ class RangeTask:
         found = accumulate(
             steered, chunks, plan, columns if self.n_subsets else None, self.n_subsets, projector, saved
         )
+        # 3. Projections first: once the sums are there, the range is done
         if projector is not None:
             projector.write(self.folder)
         save_atomically({"sums": found.sums, "loss": found.loss, "scored": found.scored}, target)
@@ -291,7 +294,8 @@ def _range_count(
     if path.exists():
         return int(json.loads(path.read_text())["ranges"])
     count = workers.count or _WORKERS
-    each = min(_RANGES_A_WORKER, _SUMS_BYTES // max(1, need) // count)  # as many for every worker
+    # as many for every worker, so that none is idle at the end, and few enough for the disk
+    each = min(_RANGES_A_WORKER, _SUMS_BYTES // max(1, need) // count)
     if need > _LARGE_SUMS:
         # to make, write and read K × p numbers takes what adding a few gradients to each of them takes
         each = min(each, int(chunks.n_chunks * share / _MEMBERS_A_RANGE / count))

@@ -74,6 +74,7 @@ def token_losses_both_ways(
     losses : (2, S) nats        of the scored tokens of all rows, row by row: float32, of few classes float64
     places : (S,) int64         where each of them stands among the B T of the batch
     """
+    # 1. The scored positions of all rows, and where the continuation begins
     model, spaces, layer = steered.model, steered.spaces, steered.layer
     ways, layers = 2, steered.layer_space
     gates = [torch.stack([gate, -gate]) for gate in gates]
@@ -95,8 +96,8 @@ def token_losses_both_ways(
         shift = layers(by_way(read), inside[0], number)
         return output + shift.reshape(output.shape).to(output.dtype)
 
+    # 2. Through the blocks, both ways as one batch (2 B, T, d); blocks that are not steered say the same
     inside = [gate for space, gate in pairs if space.site == "layers"]
-    # (2 B, T, d); blocks that are not steered say the same both ways
     state = begin.repeat(ways, 1, 1) if inside or residual else begin
     with model.at_layers(layers.which, length, steer) if layers else nullcontext():
         if (start := steered.first_block) < layer:
@@ -106,6 +107,7 @@ def token_losses_both_ways(
             state = state + shift.reshape(state.shape).to(state.dtype)
         final = model.continue_from(state, layer)
     final = final.reshape(-1, count * length, final.shape[-1])[:, at]  # (2 or 1, S, d) before the head
+    # 3. Through the head, a few positions at a time
     block = max(1, _HEAD_NUMBERS // (ways * model.vocab_size))
     losses = []
     for first in range(0, len(at), block):

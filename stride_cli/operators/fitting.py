@@ -128,6 +128,7 @@ def fit_models(
     given: dict[str, Any] = saving
     load_initial_residuals(models[0], chunks, settings_for(models[0]), base=run.base, **given)
     for number in range(len(done), 1 + len(checkpoints)):
+        # 1. The model: the index's own is there, a checkpoint takes its place
         begun, workers = time.perf_counter(), run.workers
         checkpoint = checkpoints[number - 1] if number else None
         if checkpoint is not None:
@@ -136,12 +137,13 @@ def fit_models(
             models.append(opener.load(checkpoint.path))
             workers = workers and workers.at(checkpoint.path, checkpoint.design_seed)
         loaded = time.perf_counter() - begun
-        # without checkpoints there is one fit only
+        # 2. Its fit, on subsets of its own; without checkpoints there is one fit only
         place = scratch / f"checkpoint-{number}" if checkpoints else scratch
         place.mkdir(exist_ok=True)
         at = replace(run, scratch=place, workers=workers)
         design = Designs.of(index, checkpoint.design_seed if checkpoint else None)
         attributes, report = _fit_into(writer, number, models[0], chunks, design, settings_for(models[0]), at)
+        # 3. What a fit that resumes need not do again
         if checkpoint is not None:
             attributes["design_seed"] = checkpoint.design_seed
         done.append({"attributes": attributes, "report": report | {"load": loaded}})

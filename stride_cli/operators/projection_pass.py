@@ -76,6 +76,7 @@ def project_index(
     scratch = writer.scratch_path("pass").parent
     reports: list[dict[str, Any]] = list((writer.state or {}).get("reports", ()))
     for number in range(len(reports), len(entries)):
+        # 1. Each model with its operators, and a pass over the chunks that it has not projected yet
         begun = time.perf_counter()
         own = open_stored(index, model, number) if number else model
         loaded = time.perf_counter() - begun
@@ -103,10 +104,12 @@ def project_index(
         reports.append({"loss": float(operators.log["loss"][-1]), **report})
         writer.commit({"reports": reports})
         shutil.rmtree(place)
+    # 2. The other arrays as they are
     for name in index.names("operators"):
         if not _REPLACED.search(name):
             for piece in index.shards(name):
                 writer.append(name, piece)
+    # 3. Attributes that say what is projected now
     for entry in entries:
         entry |= {"project": size, "projected": chunks.n_chunks, "project_seed": entry["settings"]["seed"]}
         entry["project_form"], entry["common_form"] = FORM, COMMON_FORM
