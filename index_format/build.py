@@ -243,14 +243,16 @@ class Build:
         journal = self._own_journal()
         header = journal.entries[0] if journal.entries else None
         # 1. an unfinished build of another release, or from other input, is refused or discarded
-        if header is not None and header["format_version"] != FORMAT_VERSION:
+        other = header is not None and header["format_version"] != FORMAT_VERSION
+        if header is not None and other and not overwrite:
             raise IndexVersionError(
                 f"{self._partial} was begun in format version {header['format_version']}, "
                 f"this release writes {FORMAT_VERSION}",
-                fix="finish it with the release that began it, or delete it",
+                fix="finish it with the release that began it, or discard it with --overwrite",
             )
         key = {"build_key": self._key, "extends": self._extends}
-        self._resumed = header is not None and all(header[name] == value for name, value in key.items())
+        same = header is not None and all(header.get(name) == value for name, value in key.items())
+        self._resumed = same and not other
         if header is not None and not self._resumed:
             if (self._committed or self._has_scratch()) and not overwrite:
                 raise IndexIncomplete(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index_format import durable
+from index_format import build, durable
 from index_format.durable import Journal
 from index_format.errors import (
     IndexBusy,
@@ -22,6 +22,7 @@ from index_format.errors import (
     IndexExists,
     IndexIncomplete,
     IndexNotFound,
+    IndexVersionError,
     StorageFull,
 )
 from index_format.layout import SHARD_BYTES
@@ -188,6 +189,19 @@ def test_an_unfinished_build_from_other_input_is_kept_until_overwritten(tmp_path
     with IndexWriter.create(tmp_path / "run", build_key="two", overwrite=True) as writer:
         assert writer.state is None and writer.length("corpus/tokens") == 0
     assert not (tmp_path / "run.partial").exists()  # nothing committed, nothing left
+
+
+def test_an_unfinished_build_of_another_release_is_kept_until_overwritten(tmp_path, sample, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "FORMAT_VERSION", 1)
+        with IndexWriter.create(tmp_path / "run", build_key="one") as writer:
+            sample.append_documents(writer, 0, 9)
+            writer.commit({"documents": 9})
+    with pytest.raises(IndexVersionError, match="begun in format version 1") as caught:
+        IndexWriter.create(tmp_path / "run", build_key="one")
+    assert "--overwrite" in caught.value.fix
+    with IndexWriter.create(tmp_path / "run", build_key="one", overwrite=True) as writer:
+        assert writer.state is None and writer.length("corpus/tokens") == 0
 
 
 def test_what_exists_is_not_overwritten_unasked(tmp_path, sample, read_tree):
