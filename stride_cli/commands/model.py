@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,21 +11,25 @@ import typer
 
 from stride_cli import output
 from stride_cli.characters import one_line
-from stride_cli.commands import classifier
 from stride_cli.commands.index import CorpusArgument
 from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import READING, STREAM, Flags, Json, NewModel, Reading, with_flags
 from stride_cli.commands.panels import CommandLine, example
 from stride_cli.commands.tables import show_record
 from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import UsageError
+from stride_cli.models.kinds import is_examples
 from stride_cli.models.stream_choice import StreamOptions, streaming
 from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
 if TYPE_CHECKING:
-    from stride_cli.schema.model_records import ModelRecord
+    from stride_cli.schema.model_records import ClassifierRecord, ModelRecord
     from stride_cli.training.ending import Ending
     from stride_cli.training.runs import Trained
+
+# options that no corpus of texts has use for
+_TELLING = ("network", "label", "rows", "rows_file", "holdout")
 
 app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
 
@@ -73,7 +78,7 @@ def train(
     """
     begin = time.monotonic()
     language, examples = (TrainOptions, *READING), (ClassifierOptions, ColumnOptions)
-    if classifier.wants_classifier(corpus, given):
+    if _wants_classifier(corpus, given):
         refuse_foreign(
             given,
             examples,
@@ -81,7 +86,7 @@ def train(
             because=f"of language models, and {corpus[0]} is read as examples of a classifier",
             otherwise="give a corpus of texts",
         )
-        classifier.train_classifier(corpus, out, given, overwrite=overwrite, json=json)
+        _train_classifier(corpus, out, given, overwrite=overwrite, json=json)
         return
     refuse_foreign(
         given,
@@ -100,6 +105,60 @@ def train(
     _report(trained, time.monotonic() - begin, json, ending)
     show_ending(ending)
     _next(corpus, out)
+
+
+def _wants_classifier(sources: Sequence[str], given: Mapping[str, Any]) -> bool:
+    """Whether `stride model train` is asked for a classifier: by its file, or by an option of classifiers."""
+    return any(is_examples(source) for source in sources) or any(given.get(name) for name in _TELLING)
+
+
+def _train_classifier(
+    sources: Sequence[str], out: Path, given: Mapping[str, Any], *, overwrite: bool, json: bool
+) -> None:
+    """Train a classifier and say what came out; `given` are options of `ClassifierOptions` and
+    `ColumnOptions`."""
+    if len(sources) != 1:
+        raise UsageError(
+            f"a classifier is trained on one file (found {len(sources)})", fix="join the files into one"
+        )
+    chosen = own(ClassifierOptions, given)
+    epochs = chosen.get("epochs", 1)
+    if epochs != int(epochs):
+        raise UsageError(
+            f"--epochs is {epochs}, expected a whole number for a classifier",
+            fix=f"try --epochs {max(1, round(epochs))}",
+        )
+    if "epochs" in chosen:
+        chosen["epochs"] = int(epochs)
+    options, columns = ClassifierOptions(**chosen), ColumnOptions(**own(ColumnOptions, given))
+    from stride_cli.models.classifier.examples import Columns
+    from stride_cli.training.classifiers import train_classifier
+
+    begin = time.monotonic()
+    trained = train_classifier(
+        sources[0],
+        out,
+        options,
+        columns=Columns(label=columns.label, id=columns.id, drop=tuple(columns.drop)),
+        overwrite=overwrite,
+    )
+    record: ClassifierRecord = {
+        "schema": "stride.classifier/1",
+        "path": str(trained.path),
+        "network": trained.recipe.network.name,
+        "parameters": trained.parameters,
+        "classes": trained.classes,
+        "rows": trained.rows,
+        "loss": trained.loss,
+        "accuracy": trained.accuracy,
+        "held_out": trained.held_out,
+        "held_out_loss": trained.held_out_loss,
+        "held_out_accuracy": trained.held_out_accuracy,
+        "epochs": trained.recipe.epochs,
+        "seconds": time.monotonic() - begin,
+    }
+    show_record(record, json, title="model")
+    next_step("stride", "index", "build", str(sources[0]), "--model", str(out))
 
 
 @app.command(

@@ -198,13 +198,14 @@ def rows_or_prompts(
     """Return the prompts; of a classifier, the rows that `texts` name, or the examples of a file."""
     if session.model.table is None or list(texts) == ["-"]:
         return prompts
-    from stride_cli.commands.classifier import classifier_queries
+    from stride_cli.data.example_queries import asked_examples
 
+    model: Any = session.model
     rows: list[str | None] = [*texts] or [None]
     queries = (
         query
         for row in rows
-        for query in classifier_queries(session, row, file, given["response"], given.get("instead"))
+        for query in asked_examples(model, row, file, given["response"], given.get("instead"))
     )
     source = str(file) if file is not None else ARGUMENTS
     return (Prompt({"prompt": query}, source, number) for number, query in enumerate(queries, 1))

@@ -162,3 +162,27 @@ def _queries(
         [np.array([0.0, 1.0], np.float32)] * len(numbers),
         names,
     )
+
+
+def asked_examples(
+    model: ClassifierModel, row: str | None, file: Path | None, label: str | None, instead: str | None = None
+) -> Iterator[Query]:
+    """Examples that a user asks about: one row, ``held-out``, or those of a file.
+
+    Parameters
+    ----------
+    row : number or id, or "held-out"; None: `file` has them
+    label : see `row_query`
+    instead : a class that they might have been; then each is compared with that
+    """
+    from stride_cli.data.queries import compared
+
+    if instead is not None:
+        own, others = (asked_examples(model, row, file, each) for each in (label, instead))
+        for query, other in zip(own, others, strict=True):
+            yield compared(query, other, lambda found: str(model.classes[found]))
+    elif file is not None or row == HELD_OUT:
+        yield from file_queries(model, HELD_OUT if file is None else str(file), label=label)
+    else:
+        assert row is not None
+        yield row_query(model, row, label=label)
