@@ -191,7 +191,7 @@ def estimated_from(record: Record, subsets: int, tell: bool) -> str:
         found = "estimated from projections and shared pairs of tokens"
         if tell:
             found = f"estimated from projections, shared pairs of tokens and {subsets:,} subsets"
-        return f"{found}; what many say alike is shared out" if record.get("redundancy") else found
+        return f"{found}; near-duplicates share credit" if record.get("redundancy") else found
     return f"recovered from {subsets:,} subsets"
 
 

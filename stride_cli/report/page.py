@@ -269,7 +269,7 @@ def _certificate(answer: ShownAnswer) -> str:
     if answer.record.get("estimated"):
         rows.append(("others", "estimated from projections, shared pairs of tokens and subsets together"))
     if answer.record.get("redundancy"):
-        rows.append(("said alike by many", f"shared out (--redundancy {answer.record['redundancy']:g})"))
+        rows.append(("near-duplicates", f"share credit, by a ridge of {answer.record['redundancy']:g}"))
     if recall := answer.record.get("recall"):
         rows.append(("strongest chunks read", found_of(recall)))
     if measurement["agreement"] is not None:

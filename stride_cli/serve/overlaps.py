@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from stride_cli.attribution.passages import words
 
-# as of `passages.words`, with its place
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\w+")  # as of `passages.words`, with its place
 _COMMON = (
-    "a an and are as at be been but by can for from had has have he her his in into is it its not of on or"
+    "a an and are as at be been but by can for from had has have he her his in into is it its not of on or "
+    "she that the their there they this to was were which who will with"
 )
-_COMMON += " she that the their there they this to was were which who will with"
-_PARTICLES = frozenset(_COMMON.split(" "))
+_PARTICLES = frozenset(words(_COMMON))
 
 
 def verbatim_runs(text: str, asked: str, *, shortest: int = 2) -> list[tuple[int, int, int]]:
@@ -31,41 +29,32 @@ def verbatim_runs(text: str, asked: str, *, shortest: int = 2) -> list[tuple[int
     -------
     list of (start, stop, words) of `text`: characters, and how many words; ascending, none in another
     """
-    places: dict[str, list[int]] = {}
     wanted = words(asked)
-    for at, word in enumerate(wanted):
-        places.setdefault(word, []).append(at)
-    found = [(match.group().lower(), match.start(), match.end()) for match in _WORD.finditer(text)]
+    found = [(match.group().lower(), *match.span()) for match in _WORD.finditer(text)]
+    document = [word for word, _, _ in found]
     runs: list[tuple[int, int, int]] = []
-    covered = 0  # words of the document up to here stand in a run already
-    # longest[j]: length of the run that ends at wanted[j] and at the document's word before this one
-    for last, length in _maximal([word for word, _, _ in found], places, wanted):
-        first = max(last - length + 1, covered)
-        inside = [found[at][0] for at in range(first, last + 1)]
-        if _tells(inside, shortest):
-            runs.append((found[first][1], found[last][2], len(inside)))
-            covered = last + 1
+    at = 0
+    while at < len(document):
+        # the longest run that begins here; what overlaps it is cut off it
+        starts = [place for place, word in enumerate(wanted) if word == document[at]]
+        length = max((_common(document, at, wanted, place) for place in starts), default=0)
+        if _tells(document[at : at + length], shortest):
+            runs.append((found[at][1], found[at + length - 1][2], length))
+            at += length
+        else:
+            at += 1
     return runs
 
 
-def _maximal(
-    document: list[str], places: dict[str, list[int]], wanted: list[str]
-) -> Iterator[tuple[int, int]]:
-    """Yield where runs end in the document that no word more would lengthen: (word, words in the run)."""
-    before: dict[int, int] = {}
-    best_before = 0
-    for at, word in enumerate(document):
-        now = {place: before.get(place - 1, 0) + 1 for place in places.get(word, ())}
-        best = max(now.values(), default=0)
-        if best_before and best != best_before + 1:
-            yield at - 1, best_before
-        before, best_before = now, best
-    if best_before:
-        yield len(document) - 1, best_before
+def _common(document: list[str], at: int, wanted: list[str], place: int) -> int:
+    """Count the words that two lists have in common from two places on."""
+    length = 0
+    while document[at + length : at + length + 1] == wanted[place + length : place + length + 1] != []:
+        length += 1
+    return length
 
 
 def _tells(run: list[str], shortest: int) -> bool:
-    telling = [word for word in run if word not in _PARTICLES]
     if len(run) >= shortest:
-        return bool(telling)
-    return any(len(word) >= 5 or word.isdigit() for word in telling)
+        return not _PARTICLES.issuperset(run)
+    return any(len(word) >= 5 or word.isdigit() for word in run if word not in _PARTICLES)

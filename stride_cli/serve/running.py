@@ -17,8 +17,6 @@ from stride_cli.serve.indexes import Shelf
 from stride_cli.serve.options import PORT, ServeOptions
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from stride_cli.data.workspace import WorkspacePath
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,256}")
@@ -65,7 +63,7 @@ class Server:
             port = self._socket.getsockname()[1]
             self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
             self.service = Service(shelf, defaults or QueryOptions())
-            self._app = build_app(self.service, self.address)
+            self.app = build_app(self.service, self.address)
             for index in shelf.indexes.values():  # here, where Ctrl-C may end what only imports
                 index.session()
             for index in shelf.indexes.values():
@@ -73,18 +71,10 @@ class Server:
         except BaseException:
             self._socket.close()
             raise
-        self._uvicorn: uvicorn.Server = uvicorn.Server(
-            uvicorn.Config(
-                self._app,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                ws="none",
-                lifespan="on",
-                timeout_graceful_shutdown=2,
-                backlog=_BACKLOG,
-            )
-        )
+        quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
+        limits: dict[str, Any] = {"timeout_graceful_shutdown": 2, "backlog": _BACKLOG}
+        config = uvicorn.Config(self.app, ws="none", lifespan="on", **quiet, **limits)
+        self._uvicorn = uvicorn.Server(config)
 
     def run(self, *, started: Callable[[], None] = lambda: None) -> None:
         """Answer until `stop`, Ctrl-C (which raises KeyboardInterrupt afterwards) or SIGTERM.
@@ -111,11 +101,6 @@ class Server:
         """Let `run`, in another thread, come to its end."""
         self._uvicorn.should_exit = True
 
-    @property
-    def app(self) -> Any:
-        """The ASGI application."""
-        return self._app
-
 
 def bind(host: str, port: int | None) -> socket.socket:
     """Listen at an address; where no port is given, at `PORT` or another that is free.
@@ -125,20 +110,20 @@ def bind(host: str, port: int | None) -> socket.socket:
     UsageError      that cannot be
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    error: OSError | None = None
-    for number in (PORT, 0) if port is None else (port,):
+    try:
         try:
-            listening = socket.create_server((host, number), family=family, backlog=_BACKLOG)
-        except OSError as found:
-            error = found
-        else:
-            # its connections are so too: else an answer's body waits 40 ms for its head to be acknowledged
-            # (asyncio does so only of sockets that name their protocol, which these do not)
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return listening
-    assert error is not None
-    where = f"{host}:{port}" if port is not None else host
-    raise UsageError(
-        f"nothing can listen at {where}: {error.strerror or first_line(error)}",
-        fix="leave --host and --port out, or give others",
-    )
+            listening = socket.create_server((host, PORT if port is None else port), family=family)
+        except OSError:
+            if port is not None:
+                raise
+            listening = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        where = host if port is None else f"{host}:{port}"
+        raise UsageError(
+            f"nothing can listen at {where}: {error.strerror or first_line(error)}",
+            fix="leave --host and --port out, or give others",
+        ) from None
+    # its connections are so too: else an answer's body waits 40 ms for its head to be acknowledged
+    # (asyncio does so only of sockets that name their protocol, which these do not)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -1,11 +1,10 @@
 """How long a warm query of `stride serve` takes, against the passes that it cannot do without; many clients.
 
-A server is started (`stride serve INDEX`) and left alone until it has read ahead. Then:
+A server is started (`stride serve INDEX`) and left alone until it has asked its own first query. Then:
 
 - one after the other: queries over HTTP, each of another prompt, as the page asks them: the answer first
-  ("query"), then the passages that carry the influence of its hits ("passages"); "whole query" has both at
-  once. In turn with them, in this process, one forward and backward pass of the same query through the same
-  model and operators
+  ("query"), then the passages that carry the influence of its hits ("passages"). In turn with them, in this
+  process, one forward and backward pass of the same query through the same model and operators
 - at once: `--clients` clients, each with a connection of its own, ask `--requests` prompts in all, for
   answers first
 
@@ -63,7 +62,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--queries", type=int, default=40, help="one after the other")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=320, help="of all clients")
-    parser.add_argument("--settle", type=float, default=20, help="seconds in which the server reads ahead")
+    parser.add_argument("--settle", type=float, default=5, help="seconds before the first query")
     parser.add_argument("--read", type=int, help="chunks that a query reads; default: the index's")
     parser.add_argument("--prompt", default="The French Revolution began in")
     for record in run(parser.parse_args(arguments)):
@@ -112,21 +111,13 @@ def one_after_another(given: argparse.Namespace, port: int, token: str) -> dict[
     asked = {**read, "passages": "like"}
     client.ask(prompt=given.prompt, **read)
     gate_gradients(steered, as_query(session.model, given.prompt).batch())
-    names = ("query", "passages", "whole query", "given response", "bare pass", "generate")
-    times: dict[str, list[float]] = {name: [] for name in names}
-    stages: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {name: [] for name in ("query", "passages", "bare pass")}
     for number in range(given.queries):
         prompt = f"{given.prompt} {number}"
         record, spent = client.ask(prompt=prompt, **asked)
         times["query"].append(spent)
-        for stage, seconds in record["seconds"].items():
-            stages.setdefault(stage, []).append(1000 * (seconds or 0.0))
         times["passages"].append(client.ask("/passages", prompt=prompt, **read)[1])
-        times["whole query"].append(client.ask(prompt=prompt, **read)[1])
-        times["given response"].append(client.ask(prompt=prompt, response=record["response"], **asked)[1])
-        began = time.perf_counter()
         query = as_query(session.model, prompt)
-        times["generate"].append(1000 * (time.perf_counter() - began))
         began = time.perf_counter()
         gate_gradients(steered, query.batch())
         times["bare pass"].append(1000 * (time.perf_counter() - began))
@@ -137,7 +128,6 @@ def one_after_another(given: argparse.Namespace, port: int, token: str) -> dict[
         "chunks": session.index.n_chunks,
         "read": record["read"],
         "milliseconds": {name: _quantiles(values) for name, values in times.items()},
-        "stages_median_milliseconds": {name: float(np.median(values)) for name, values in stages.items()},
         "times_a_bare_pass": float(np.median(times["query"]) / np.median(times["bare pass"])),
     }
 

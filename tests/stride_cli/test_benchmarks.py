@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import __main__ as command
-from tests.benchmarks import build, fitting, soak
+from tests.benchmarks import build, fitting
 from tests.benchmarks._machine import interleave, watched_memory
 
 WORDS = ["water", "stone", "river", "mountain", "history", "science", "treaty", "empire", "island", "planet"]
@@ -74,30 +73,3 @@ def test_fitting(index: Path) -> None:
     assert reading["read"] == 12 and reading["reading_by_bare_pass"] > 0
     assert shares["functions"] and shares["operations"]
     assert sgd["processor_seconds_per_step"] != 0
-
-
-def test_what_a_soak_compares(tmp_path: Path) -> None:
-    one = {"response": "a", "verdict": "clear", "hits": [("b", 0)], "influences": [1.0]}
-    assert soak._same(one, {**one, "influences": [1.0001]}) and soak._same(None, None)
-    for other in (None, {**one, "influences": [1.1]}, {**one, "hits": [("c", 0)]}, {"failed": "why"}):
-        assert not soak._same(other, one)
-    for name in ("whole", "found"):
-        (tmp_path / name / "run.stride").mkdir(parents=True)
-        (tmp_path / name / "run.stride" / "c").write_text("same")
-    (tmp_path / "whole" / "lost").write_text("")
-    (tmp_path / "found" / "run.stride" / "c").write_text("other")
-    (tmp_path / "found" / "run.stride.partial").mkdir()
-    found = soak.Soak(tmp_path, None, 0)  # type: ignore[arg-type]
-    found._compare(tmp_path / "found", tmp_path / "whole", "loop")
-    assert found.counts == {"differing_bytes": 2, "leftovers": 1}, found.failures
-
-
-def test_a_soak_that_fails_ends_with_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for failures, code in ((0, 0), (3, 1)):
-        record = {"schema": "none", "failures": failures}
-        monkeypatch.setattr(soak, "run", lambda minutes, seed, record=record: record)
-        monkeypatch.setattr(soak, "emit", lambda record: print(json.dumps(record)))
-        assert command.main(["soak", "--minutes", "0"]) == code
-        assert json.loads(capsys.readouterr().out) == record
