@@ -65,6 +65,7 @@ def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[Ran
     n_chunks = index.n_chunks
     if not len(wanted) or not n_chunks:
         return [Ranked(np.zeros(0, np.int64), np.zeros(0), 0.0) for _ in items]
+    # 1. one pass: in how many chunks each of the items' tokens occurs
     number = np.full(int(max(wanted[-1], _largest(index))) + 1, -1, np.int64)  # token id → term
     number[wanted] = np.arange(len(wanted))
     frequency = np.zeros(len(wanted), np.int64)
@@ -73,6 +74,7 @@ def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[Ran
         frequency += np.diff(terms_found)
     idf = np.log1p((n_chunks - frequency + 0.5) / (frequency + 0.5))
     mean_length = max(1.0, index.n_tokens / n_chunks)
+    # 2. a second pass: scores of a block of chunks, of which the best of each item are kept
     chunks = [np.zeros(0, np.int64) for _ in items]
     scores = [np.zeros(0) for _ in items]
     for first, tokens, bounds in _chunks(index):
@@ -90,6 +92,7 @@ def best_chunks(index: Index, items: Sequence[np.ndarray], top: int) -> list[Ran
             numbers = np.concatenate([chunks[item], found + first])
             order = np.argsort(-merged, kind="stable")[:top]
             scores[item], chunks[item] = merged[order], numbers[order]
+    # 3. what a chunk of an item's own tokens would have
     own = []
     for ids, times in terms:
         norm_of_item = _K1 * (1 - _B + _B * times.sum() / mean_length)

@@ -92,6 +92,7 @@ def make_controls(
         sources = np.arange(len(documents))
     wanted = options.controls_per_item
     a_source = min(_MOST_TIMES * wanted, -(-wanted * len(documents) // len(sources)))
+    # versions of items with a copy are no controls, but what the losses of those items are compared with
     made: list[tuple[int, Document, list[Document]]] = []
     others: list[tuple[int, Document]] = []
     for row, document in enumerate(documents):

@@ -97,13 +97,16 @@ def _threes(tokens: np.ndarray) -> np.ndarray:
 
 def _search(index: Index, items: Sequence[Sequence[np.ndarray]], n: int) -> list[Overlap]:
     parts = [(item, np.asarray(part, np.uint32)) for item, each in enumerate(items) for part in each]
+    # 1. all parts one after the other; of every position its part's bounds and its item
     words = np.concatenate([part for _, part in parts])
     starts = np.concatenate([[0], np.cumsum([len(part) for _, part in parts])]).astype(np.int64)
     begin = np.repeat(starts[:-1], np.diff(starts))  # of the part that holds a position
     end = np.repeat(starts[1:], np.diff(starts))
     owner = np.repeat(np.array([item for item, _ in parts], np.int64), np.diff(starts))
+    # 2. n-grams that lie within a part, in a table by hash
     grams = np.flatnonzero(np.arange(len(words)) + n <= end).astype(np.int64)  # where an n-gram begins
     hashes, table, following = _table_kernel(words, grams, n)
+    # 3. one pass over the corpus
     seen = np.zeros(len(grams), np.uint8)
     longest = np.zeros(len(items), np.int64)
     place = np.full(len(items), -1, np.int64)
@@ -175,6 +178,7 @@ def _scan_kernel(
         low, high = bounds[document], bounds[document + 1]
         value = np.uint64(0)
         for position in range(low, high):
+            # the hash of the last n tokens: take one in, and the one before them out
             value = value * base + np.uint64(tokens[position]) + np.uint64(1)
             start = position - n + 1
             if start < low:
@@ -184,6 +188,7 @@ def _scan_kernel(
             slot = np.int64((value ^ (value >> np.uint64(29))) & np.uint64(size - 1))
             while table[slot] >= 0 and hashes[table[slot]] != value:
                 slot = (slot + 1) & (size - 1)
+            # every n-gram of the items with this hash is compared token by token
             gram = table[slot]
             while gram >= 0:
                 at = grams[gram]

@@ -195,17 +195,19 @@ def matched_documents(lengths: np.ndarray, chosen: np.ndarray, generator: np.ran
             f"the index has {len(lengths)}",
             fix=f"try --top {max(1, (len(lengths) - 1) // 2)}",
         )
+    # 1. the other documents by length; lots before sorting: among those of one length, which are near is no
+    # matter of their number
     free = np.ones(len(lengths), bool)
     free[chosen] = False
     others = np.flatnonzero(free)
-    # lots before sorting: among documents of one length, which are near is no matter of their number
     others = others[generator.permutation(len(others))]
     others = others[np.argsort(lengths[others], kind="stable")]
     width = max(_NEAR, 2 * len(chosen), len(others) // _NEAR_SHARE)
     sorted_lengths = lengths[others]
+    # 2. for each of the chosen one of its neighbourhood; the long ones, which have few neighbours, first
     taken: list[int] = []
     near = []
-    for document in chosen[np.argsort(-lengths[chosen], kind="stable")]:  # the long ones have few neighbours
+    for document in chosen[np.argsort(-lengths[chosen], kind="stable")]:
         place = (
             sum(np.searchsorted(sorted_lengths, lengths[document], side) for side in ("left", "right")) // 2
         )
@@ -213,6 +215,7 @@ def matched_documents(lengths: np.ndarray, chosen: np.ndarray, generator: np.ran
         near.append(others[start : start + width])
         left = near[-1][~np.isin(near[-1], taken)]
         taken.append(int(left[generator.integers(len(left))]))
+    # 3. in turn, one is exchanged for another of its neighbourhood that brings the sum nearer
     found = np.array(taken, np.int64)
     total = int(lengths[chosen].sum())
     slack = round(_SLACK * total)
@@ -268,6 +271,7 @@ def verify_documents(
         )
     seeds = subset_seeds(seed, check.seeds)
     lengths = np.bincount(chunk_document, weights=chunk_lengths).astype(np.int64)
+    # of every seed: with all documents, without the given ones, and without each random set
     jobs, tokens = [], []
     for number, start in enumerate(seeds.tolist()):
         removed = [np.zeros(0, np.int64), chosen]

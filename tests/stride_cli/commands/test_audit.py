@@ -94,13 +94,6 @@ def test_csv_sarif_and_html(run, line: str, files: Path) -> None:
     assert "http:" not in page and "https:" not in page and "in/0" in page
 
 
-def test_controls_are_made_where_none_are_given(run, workspace: Path, files: Path) -> None:
-    result = run(f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls-per-item 2")
-    assert result.code == 0, result.err
-    assert {record["controls"]["kind"] for record in result.records} == {"made"}
-    assert "exchangeable" in result.err
-
-
 def test_absent_items_as_controls_and_what_to_do_if_they_are_few(run, workspace: Path, files: Path) -> None:
     line = f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls absent"
     result = run(line)
