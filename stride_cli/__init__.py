@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from stride_cli.training.callback import StrideCallback as StrideCallback
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,7 @@ def kernel_cache() -> Path | None:
     import platformdirs
     from llvmlite import binding
 
-    from stride_cli import __version__
+    from stride_cli.version import __version__
 
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(chosen)

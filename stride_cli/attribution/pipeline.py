@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from stride_cli.attribution.direct import Exact
     from stride_cli.attribution.estimates import Estimate
-    from stride_cli.attribution.several import Several
     from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
@@ -537,8 +536,8 @@ def judge(
     measurement: Measurement,
     scored: int,
     calibration: NullAnswers,
-    pipeline: Pipeline | Several,
-    default: Pipeline | Several,
+    pipeline: Any,
+    default: Any,
 ) -> tuple[Verdict | None, bool]:
     """Hold an answer against those to null prompts.
 
@@ -548,7 +547,7 @@ def judge(
     ----------
     solution, measurement : the answer's, found by `pipeline`
     scored : int      scored tokens of its response
-    default : as `pipeline`, asked as options say that say nothing
+    pipeline, default : of one model or of several; `default` asks as options do that say nothing
 
     Returns
     -------

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stride_cli import __version__
 from stride_cli.audit.judge import EFFECT, LEAKED, NOTHING, PRESENT, Finding
 from stride_cli.characters import cell, printable_json
 from stride_cli.output import to_json
+from stride_cli.version import __version__
 
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {

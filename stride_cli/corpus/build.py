@@ -28,7 +28,7 @@ from index_format.layout import FORMAT_VERSION
 from index_format.location import local_directory
 from index_format.reader import Index
 from index_format.writer import IndexWriter
-from stride_cli import __version__, output
+from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, chained, merged_digest
 from stride_cli.corpus.hub_files import pinned
@@ -42,6 +42,7 @@ from stride_cli.hub import is_hub_address
 from stride_cli.parallel import Workers
 from stride_cli.recorded_paths import recorded_path
 from stride_cli.remembered import recall, remember
+from stride_cli.version import __version__
 
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart
 # of a batch: enough to keep every core tokenising

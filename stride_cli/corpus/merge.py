@@ -15,7 +15,7 @@ from index_format.location import Location, local_directory
 from index_format.reader import Index
 from index_format.shards import ranges
 from index_format.writer import IndexWriter
-from stride_cli import __version__, output
+from stride_cli import output
 from stride_cli.corpus.build import append_design, settings_key, storage_errors, suffix_masks
 from stride_cli.corpus.documents import Document, chained, merged_digest
 from stride_cli.corpus.ids import SeenIds
@@ -24,6 +24,7 @@ from stride_cli.corpus.plan import choose_design
 from stride_cli.corpus.ranges import Range
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.recorded_paths import recorded_path, recorded_places
+from stride_cli.version import __version__
 
 _COUNTED = (
     "documents", "chunks", "tokens", "scored_tokens", "unscored_documents", "conversations",

@@ -13,7 +13,7 @@ from index_format.design import build_columns
 from index_format.layout import FORMAT_VERSION
 from index_format.reader import Index
 from index_format.writer import IndexWriter
-from stride_cli import __version__, output
+from stride_cli import output
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.plan import choose_design
 from stride_cli.errors import CorpusError
@@ -29,6 +29,7 @@ from stride_cli.models.classifier.examples import class_numbers, read_examples
 from stride_cli.permissions import name_code
 from stride_cli.recorded_paths import recorded_path
 from stride_cli.remembered import remember
+from stride_cli.version import __version__
 
 _BLOCK = 1 << 18  # chunks
 

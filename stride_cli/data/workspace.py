@@ -123,11 +123,22 @@ class WorkspacePath:
         ------
         what `Workspace.open` raises
         """
-        from stride_cli.data.query_inputs import register_inputs
-
         opened = Workspace.open(self.index, self.model, device=self.device, dtype=self.dtype)
-        register_inputs(opened.index, opened.model)
+        _register_inputs(opened.index, opened.model)
         return opened
+
+
+def _register_inputs(index: Index, model: AttributableModel) -> None:
+    """Give a model, just opened, the inputs of the truth's queries that are no rows of the index's file.
+
+    Nothing where there is no truth, or none such. Queries of the truth are then known by their numbers.
+    """
+    import numpy as np
+
+    if model.table is None or not index.has("truth"):
+        return
+    if "truth/query_inputs" in index.names("truth"):
+        model.table.add(np.asarray(index.array("truth/query_inputs")))
 
 
 @without_collection()

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch
-from stride_cli.models.head import check_finite, head_blocks, seeded
 from stride_cli.operators.device_memory import ShrinkingBatches
+from stride_cli.operators.head import check_finite, head_blocks, seeded
 from stride_cli.operators.initial_residuals import average_residuals
 from stride_cli.operators.operator_space import OperatorSpace, Signals
 from stride_cli.operators.steered_model import SteeredModel

@@ -19,11 +19,11 @@ from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.data.batches import packed
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.fingerprints import cuts_alike
-from stride_cli.models.head import check_finite, head_blocks
 from stride_cli.models.language.files import find_offline
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.loading import Opener, model_fingerprint
 from stride_cli.operators.device_memory import ShrinkingBatches
+from stride_cli.operators.head import check_finite, head_blocks
 from stride_cli.operators.saving import SavedState
 from stride_cli.output import note, progress
 

@@ -9,8 +9,8 @@ import torch
 
 from stride_cli import side_by_side
 from stride_cli.models.devices import total_bytes
-from stride_cli.models.head import block_bytes
 from stride_cli.operators.device_memory import free_bytes, size_in_words
+from stride_cli.operators.head import block_bytes
 from stride_cli.output import note
 
 _COLUMNS = 64 << 20  # numbers of a product that are made at once

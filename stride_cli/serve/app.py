@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
-from stride_cli import __version__
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.options import entries
@@ -34,6 +33,7 @@ from stride_cli.serve.views import (
     tokens_record,
 )
 from stride_cli.serve.worker import Ask, Worker
+from stride_cli.version import __version__
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -184,7 +184,7 @@ def software_versions() -> dict[str, str]:
     """Versions of the software that decides the weights."""
     import torch
 
-    from stride_cli import __version__
+    from stride_cli.version import __version__
 
     return {"stride": __version__, "torch": torch.__version__}
 

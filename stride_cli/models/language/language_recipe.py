@@ -197,7 +197,7 @@ def versions() -> dict[str, str]:
     import torch
     import transformers
 
-    from stride_cli import __version__
+    from stride_cli.version import __version__
 
     return {
         "stride": __version__,

@@ -20,7 +20,6 @@ import numpy as np
 from index_format.durable import make_directory, storage
 from index_format.errors import IndexReadOnly
 from index_format.location import local_directory
-from stride_cli import __version__
 from stride_cli.errors import CorpusError
 from stride_cli.output import progress
 from stride_cli.research.evaluation.cause_measures import Places, measure_all, measure_names
@@ -29,6 +28,7 @@ from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.research.evaluation.resampling import DRAWS, mean_interval
 from stride_cli.research.evaluation.scoring import document_blocks, failure, fitted_method
 from stride_cli.research.methods.registry import METHODS
+from stride_cli.version import __version__
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
-    from stride_cli.research.methods.airrep import AirRepOptions
     from stride_cli.research.methods.airrep_encoder import AirRepEncoder
 
 _WARMUP = 10  # steps
@@ -42,7 +41,7 @@ def train_encoder(
     encoder: AirRepEncoder,
     chunks: Sequence[str],
     splits: Sequence[Split],
-    options: AirRepOptions,
+    options: Any,
     *,
     seed: int,
 ) -> list[float]:

@@ -12,8 +12,7 @@ import numpy as np
 from index_format.errors import IndexMismatch, StageMissing
 from index_format.reader import Index
 from index_format.writer import GroupWriter
-from stride_cli.data.query_inputs import own_inputs
-from stride_cli.data.query_set import QuerySet
+from stride_cli.data.query_set import QuerySet, own_inputs
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream

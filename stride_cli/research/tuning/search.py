@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.durable import make_directory, replace_file
-from stride_cli import __version__
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import StrideError, UsageError
@@ -23,6 +22,7 @@ from stride_cli.options import entries
 from stride_cli.output import note
 from stride_cli.research.evaluation.metrics import correlate, predicted_response
 from stride_cli.research.evaluation.resampling import mean_interval
+from stride_cli.version import __version__
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

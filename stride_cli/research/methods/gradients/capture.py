@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.head import HeadBlock, check_finite, head_blocks, seeded
+from stride_cli.operators.head import HeadBlock, check_finite, head_blocks, seeded
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
