@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stride_cli.data.batches import pad_batch
 from stride_cli.errors import NumericalError
-from stride_cli.models import head
+from stride_cli.operators import head
 from stride_cli.operators.head import check_finite, head_blocks
 
 WIDTH = 6

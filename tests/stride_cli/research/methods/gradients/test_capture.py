@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stride_cli.data.batches import pad_batch
-from stride_cli.models import head
+from stride_cli.operators import head
 from stride_cli.research.methods.gradients.capture import Capture, Factors
 from stride_cli.research.methods.gradients.passes import label_uniforms
 
