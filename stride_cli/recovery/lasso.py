@@ -29,7 +29,7 @@ from stride_cli import side_by_side
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
 from stride_cli.recovery.problem import LassoSettings, Problem, Solution
-from stride_cli.recovery.screening import Candidates, Design, threads
+from stride_cli.recovery.screening import Candidates, Design
 
 
 def solve_lasso(
@@ -38,7 +38,6 @@ def solve_lasso(
     settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    n_threads: int | None = None,
 ) -> Solution:
     """Sparse weights of chunks that explain the measurements of one query.
 
@@ -55,15 +54,13 @@ def solve_lasso(
         λ, what the solution may be, and how exact it has to be.
     n_subsets : int
         K.
-    n_threads : int, optional
-        Threads for the passes; the caller's setting comes back afterwards.
 
     Raises
     ------
     NumericalError     y is not finite (names the position), or the tolerance was not reached
     UsageError         shapes that do not fit
     """
-    return solve_batch(columns, np.asarray(y)[None, :], settings, n_subsets=n_subsets, n_threads=n_threads)[0]
+    return solve_batch(columns, np.asarray(y)[None, :], settings, n_subsets=n_subsets)[0]
 
 
 def solve_batch(
@@ -72,7 +69,6 @@ def solve_batch(
     settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    n_threads: int | None = None,
 ) -> list[Solution]:
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
 
@@ -82,13 +78,12 @@ def solve_batch(
     rows = _measurements(measurements, design)
     problems = [Problem(design, row, settings, number) for number, row in enumerate(rows)]
     solutions: list[Solution] = []
-    with threads(n_threads):
-        for first in range(0, len(problems), kernels.BATCH):
-            part = problems[first : first + kernels.BATCH]
-            _advance(design, part, settings.nonneg)
-            solutions.extend(problem.solution() for problem in part)
-            for problem in part:
-                problem.forget()  # a few megabytes each
+    for first in range(0, len(problems), kernels.BATCH):
+        part = problems[first : first + kernels.BATCH]
+        _advance(design, part, settings.nonneg)
+        solutions.extend(problem.solution() for problem in part)
+        for problem in part:
+            problem.forget()  # a few megabytes each
     return solutions
 
 
@@ -99,7 +94,6 @@ def solve_path(
     settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
-    n_threads: int | None = None,
 ) -> list[list[Solution]]:
     """`solve_batch` for several λ / λ_max; each query goes on from its solution for the next larger λ.
 
@@ -114,25 +108,17 @@ def solve_path(
     rows = _measurements(measurements, design)
     ratios = sorted(set(map(float, lambda_ratios)), reverse=True)
     found: dict[float, list[Solution]] = {ratio: [] for ratio in ratios}
-    with threads(n_threads):
-        for first in range(0, len(rows), kernels.BATCH):
-            part = [
-                Problem(design, row, settings, first + number)
-                for number, row in enumerate(rows[first : first + kernels.BATCH])
-            ]
-            for ratio in ratios:
-                for problem in part:
-                    problem.aim(replace(settings, lambda_ratio=ratio))
-                _advance(design, part, settings.nonneg, going_on=True)
-                found[ratio].extend(problem.solution() for problem in part)
+    for first in range(0, len(rows), kernels.BATCH):
+        part = [
+            Problem(design, row, settings, first + number)
+            for number, row in enumerate(rows[first : first + kernels.BATCH])
+        ]
+        for ratio in ratios:
+            for problem in part:
+                problem.aim(replace(settings, lambda_ratio=ratio))
+            _advance(design, part, settings.nonneg, going_on=True)
+            found[ratio].extend(problem.solution() for problem in part)
     return [found[float(ratio)] for ratio in lambda_ratios]
-
-
-def correlate(columns: Any, residual: np.ndarray, *, n_threads: int | None = None) -> np.ndarray:
-    """Mᵀ r: (n,) float64, the sum of r (K,) over each chunk's subsets."""
-    residual = np.asarray(residual, dtype=np.float64)
-    with threads(n_threads):
-        return Design(columns, len(residual)).correlate(residual)
 
 
 def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on: bool = False) -> None:

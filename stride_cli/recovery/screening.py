@@ -15,12 +15,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
@@ -40,18 +38,6 @@ _SPARE, _SPARE_SHARED = 8.0, 1.5
 
 # numba's simplest threading layer ends the process when two threads enter it at once
 _parallel = threading.Lock()
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Let compiled loops use `count` threads inside the block (None: as now); restored in any case."""
-    before = numba.get_num_threads()
-    try:
-        if count is not None:
-            numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
-        yield
-    finally:
-        numba.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import numpy as np
 
 from index_format.design import build_columns
 from stride_cli.output import emit, note
-from stride_cli.recovery.lasso import correlate, solve_lasso
+from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.screening import Design
 from tests.benchmarks.recovery import LAMBDA_RATIOS, bare_pass, hardware, measurements
@@ -44,7 +44,7 @@ def relative_gap(columns: np.ndarray, y: np.ndarray, lambda_: float, weights: We
     indices, values = weights
     residual = y.copy()
     np.subtract.at(residual, columns[indices], values[:, None])
-    largest = float(np.abs(correlate(columns, residual)).max())
+    largest = float(np.abs(Design(columns, len(residual)).correlate(residual)).max())
     squares, product = float(residual @ residual), float(y @ residual)
     scale = min(max(product / squares, 0.0), lambda_ / largest) if squares and largest else 0.0
     objective = 0.5 * squares + lambda_ * float(np.abs(values).sum())
@@ -168,7 +168,9 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     small = build_columns(0, 2_000, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(small, n_subsets, 1, noise)[0]
     for ratio in LAMBDA_RATIOS:
-        make(small, n_subsets)(y, ratio, float(np.abs(correlate(small, y)).max()), tolerances[0])
+        make(small, n_subsets)(
+            y, ratio, float(np.abs(Design(small, len(y)).correlate(y)).max()), tolerances[0]
+        )
     about |= {
         "compile_seconds": time.perf_counter() - began[0],
         "compile_cpu_seconds": time.process_time() - began[1],
@@ -178,7 +180,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
 
     columns = build_columns(0, n, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(columns, n_subsets, 1, noise)[0]
-    lambda_max = float(np.abs(correlate(columns, y)).max())
+    lambda_max = float(np.abs(Design(columns, len(y)).correlate(y)).max())
     design = Design(columns, n_subsets)
     solve = make(columns, n_subsets)
     held = before if name == "stride" else before + columns.nbytes

@@ -21,7 +21,8 @@ import json, sys
 import numpy as np
 from numba.core.registry import CPUDispatcher
 from stride_cli.recovery import kernels, newton
-from stride_cli.recovery.lasso import correlate, solve_lasso
+from stride_cli.recovery.lasso import solve_lasso
+from stride_cli.recovery.screening import Design
 from stride_cli.recovery.problem import LassoSettings
 
 columns, y = np.load(sys.argv[1], mmap_mode=sys.argv[2] or None), np.load(sys.argv[3])
@@ -29,7 +30,7 @@ others = [np.asfortranarray(columns), columns[::-1], [columns[:900], columns[900
 for given in [columns, *(others if sys.argv[2] else [])]:
     for ratio in (0.8, 0.05):
         solve_lasso(given, y, LassoSettings(ratio), n_subsets=len(y))
-    correlate(given, y)
+    Design(given, len(y)).correlate(y)
 found = [v for module in (kernels, newton) for v in vars(module).values() if isinstance(v, CPUDispatcher)]
 found.append(kernels.scan_kernel(columns.shape[1]))
 print(json.dumps({

@@ -13,10 +13,11 @@ def test_a_solve_does_not_change_torchs_threads() -> None:
     code = (
         "import numpy as np, torch\n"
         "from index_format.design import build_columns\n"
-        "from stride_cli.recovery.lasso import correlate\n"
+        "from stride_cli.recovery.screening import Design\n"
         "torch.set_num_threads(1)\n"
         "torch.ones(4) @ torch.ones(4)\n"
-        "correlate(build_columns(0, 200_000, n_subsets=50, degree=5, seed=0), np.arange(50.0), n_threads=2)\n"
+        "columns = build_columns(0, 200_000, n_subsets=50, degree=5, seed=0)\n"
+        "Design(columns, 50).correlate(np.arange(50.0))\n"
         "import numba\n"
         "print(torch.get_num_threads(), numba.threading_layer())"
     )
