@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
+# meanings that several records have
+Prompt = Annotated[str, "the prompt; of several that are pooled, a line each"]
+Response = Annotated[str, "the continuation that is attributed; likewise"]
+Generated = Annotated[bool, "whether the model wrote the response"]
+ScoredTokens = Annotated[int, "tokens of the response whose loss is attributed"]
+Loss = Annotated[float, "the model's loss on them, mean nats per scored token"]
+Template = Annotated[
+    str | None,
+    'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the response on '
+    'the next line, as the corpus is where there is no template; "none", as it stands; null: of a classifier',
+]
+Passage = Annotated[
+    str,
+    "the sentence of that chunk that carries its influence, where chunks are read; else the one most like "
+    "the query",
+]
+
 
 class JudgedRecord(TypedDict):
     line: Annotated[
@@ -38,11 +55,7 @@ class HitRecord(TypedDict):
     ]
     sign: Annotated[str, '"supports" or "opposes"']
     chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
-    passage: Annotated[
-        str,
-        "the sentence of that chunk that carries its influence, where chunks are read; else the one most "
-        "like the query",
-    ]
+    passage: Passage
     label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
     seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
     neighbours: Annotated[
@@ -152,8 +165,8 @@ class AnswerRecord(TypedDict):
         ]
     ]
     judged: NotRequired[Annotated[JudgedRecord | None, "what the verdict goes by"]]
-    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
-    response: Annotated[str, "the continuation that is attributed; likewise"]
+    prompt: Prompt
+    response: Response
     instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
     comparison: NotRequired[ComparisonRecord]
     pooled: NotRequired[Annotated[int, "with --pool: prompts that are answered as one"]]
@@ -165,17 +178,10 @@ class AnswerRecord(TypedDict):
             '"all": it is the influence on their mean loss, and the recovery is of that',
         ]
     ]
-    template: NotRequired[
-        Annotated[
-            str | None,
-            'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the '
-            'response on the next line, as the corpus is where there is no template; "none", as it stands; '
-            "null: of a classifier",
-        ]
-    ]
-    generated: Annotated[bool, "whether the model wrote the response"]
-    scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
-    loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
+    template: NotRequired[Template]
+    generated: Generated
+    scored_tokens: ScoredTokens
+    loss: Loss
     unit: NotRequired[
         Annotated[
             str,
@@ -237,11 +243,11 @@ class _AnswerOfHit(TypedDict):
     answer: Annotated[int, "number of the answer, from 1, in the order of the prompts"]
     id: Annotated[str | None, "the query's id, where its file gave one"]
     verdict: Annotated[str | None, "of the answer: clear, weak, guessing; empty: it has none"]
-    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
-    response: Annotated[str, "the continuation that is attributed; likewise"]
-    generated: Annotated[bool, "whether the model wrote the response"]
-    scored_tokens: Annotated[int, "tokens of the response whose loss is attributed"]
-    loss: Annotated[float, "the model's loss on them, mean nats per scored token"]
+    prompt: Prompt
+    response: Response
+    generated: Generated
+    scored_tokens: ScoredTokens
+    loss: Loss
     unit: Annotated[str | None, 'of influences: "nats" or "relative"']
     instead: Annotated[str | None, "with --instead: what the response is compared with"]
     pooled: Annotated[int | None, "with --pool: prompts that are answered as one"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
+from stride_cli.schema.answer_records import Passage
+
 
 class ServeErrorRecord(TypedDict):
     schema: Literal["stride.error/1"]
@@ -34,11 +36,7 @@ class ServedIndexesRecord(TypedDict):
 class PassageRecord(TypedDict):
     document: Annotated[str, "the hit's document"]
     chunk: Annotated[int, "the hit's chunk, numbered in the index"]
-    passage: Annotated[
-        str,
-        "the sentence of that chunk that carries its influence, where chunks are read; else the one most "
-        "like the query",
-    ]
+    passage: Passage
 
 
 class PassagesRecord(TypedDict):

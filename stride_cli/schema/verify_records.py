@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
+from stride_cli.schema.answer_records import Generated, Prompt, Template
+
 
 class RemovedDocument(TypedDict):
     document: Annotated[str, "id of a document that was removed"]
@@ -32,7 +34,7 @@ class RunRecord(TypedDict):
 class VerifyHitRecord(TypedDict):
     schema: Literal["stride.verify_hit/1"]
     index: Annotated[str, "path of the index"]
-    prompt: Annotated[str, "the prompt; of several that are pooled, a line each"]
+    prompt: Prompt
     response: Annotated[str, "the continuation whose loss is looked at; likewise"]
     instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
     pooled: NotRequired[Annotated[int, "with --file: prompts that are tested as one"]]
@@ -43,15 +45,8 @@ class VerifyHitRecord(TypedDict):
             "which the two part, times -1, nats",
         ]
     ]
-    template: NotRequired[
-        Annotated[
-            str | None,
-            'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the '
-            'response on the next line, as the corpus is where there is no template; "none", as it stands; '
-            "null: of a classifier",
-        ]
-    ]
-    generated: Annotated[bool, "whether the model wrote the response"]
+    template: NotRequired[Template]
+    generated: Generated
     documents: list[RemovedDocument]
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']
     sentence: Annotated[str, "the verdict in words"]
