@@ -12,8 +12,9 @@ ScoredTokens = Annotated[int, "tokens of the response whose loss is attributed"]
 Loss = Annotated[float, "the model's loss on them, mean nats per scored token"]
 Template = Annotated[
     str | None,
-    'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the response on '
-    'the next line, as the corpus is where there is no template; "none", as it stands; null: of a classifier',
+    'how the prompt was put to the model: "chat", in the tokenizer\'s template; "lines", with the response '
+    'on the next line, as the corpus is where there is no template; "none", as it stands; null: of a '
+    "classifier",
 ]
 Passage = Annotated[
     str,
