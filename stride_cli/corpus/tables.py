@@ -72,43 +72,54 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
     with raw:
         before = version_of(raw)
         size = os.fstat(raw.fileno()).st_size
-        row = 0
-        with _damage(source, row):
+        # 1. columns that are fields of documents, and the rows of this share
+        with _damage(source, 1):
             table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
             names = _wanted(table.columns, parser.fields.names(), source.name)
         first, stop = (0, table.n_rows) if source.share is None else source.share.of(table.n_rows)
+        row = given = 0
         log.enter(source, lambda: size * row // max(1, table.n_rows))
         try:
-            batches = table.batches(names, first, stop)
-            given = 0
-            while True:
+            # 2. each row as a line of JSON would have it, up to the bytes of a document
+            for row, scalars in _rows(table, names, first, stop, source):
+                values = _Row(f"{source.name}:{row}", parser)
+                try:
+                    with _damage(source, row):
+                        record = {name: values.take(scalar, name) for name, scalar in scalars.items()}
+                    document = parser.document(record, source.name, row, table.columns)
+                except CorpusError as error:
+                    log.reject(error)
+                else:
+                    yield document
+                # 3. all rows together within what text expands to
+                given += values.taken + _VALUE_BYTES
                 with _damage(source, row):
-                    start, batch = next(batches, (0, None))
-                if batch is None:
-                    break
-                for index in range(max(first - start, 0), min(stop - start, batch.num_rows)):
-                    row = start + index + 1
-                    values = _Row(f"{source.name}:{row}", parser)
-                    try:
-                        with _damage(source, row - 1):
-                            record = {name: values.take(batch.column(name)[index], name) for name in names}
-                        document = parser.document(record, source.name, row, table.columns)
-                    except CorpusError as error:
-                        log.reject(error)
-                    else:
-                        yield document
-                    given += values.taken + _VALUE_BYTES
-                    with _damage(source, row - 1):
-                        refuse_expansion(size, given, _OTHERWISE)
+                    refuse_expansion(size, given, _OTHERWISE)
             refuse_change(source.name, before, version_of(raw))
         finally:
             log.leave()
 
 
+def _rows(
+    table: _Table, names: list[str], first: int, stop: int, source: Source
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield rows first … stop-1, each with its number from 1, as pyarrow's scalars by name."""
+    batches = table.batches(names, first, stop)
+    row = first
+    while True:
+        with _damage(source, row + 1):
+            start, batch = next(batches, (0, None))
+        if batch is None:
+            return
+        for index in range(max(first - start, 0), min(stop - start, batch.num_rows)):
+            row = start + index + 1
+            yield row, {name: batch.column(name)[index] for name in names}
+
+
 @contextmanager
 def _damage(source: Source, row: int) -> Iterator[None]:
-    """Turn whatever pyarrow raises of a damaged file into a CorpusError."""
-    where = f"{source.name}:{row + 1}"
+    """Turn whatever pyarrow raises of a damaged file into a CorpusError that names the row."""
+    where = f"{source.name}:{row}"
     try:
         yield
     except CorpusError:
@@ -118,10 +129,9 @@ def _damage(source: Source, row: int) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise not_utf8(where, error) from None
     except Exception as error:  # ArrowInvalid, and ValueError, KeyError, OverflowError … of names and types
-        raise CorpusError(
-            f"{where}: expected a readable {source.kind.capitalize()} file, found: {first_line(error)}",
-            fix="write the file again; a copy or download may have been cut off",
-        ) from None
+        fix = "write the file again; a copy or download may have been cut off"
+        kind = f"a readable {source.kind.capitalize()} file"
+        raise bad(where, kind, f"that it is damaged: {first_line(error)}", fix) from None
 
 
 def _wanted(columns: list[str], fields: list[str], called: str) -> list[str]:
