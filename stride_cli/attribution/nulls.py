@@ -1,8 +1,8 @@
-"""Prompts about which no corpus says anything: what answers look like where the right answer is "nothing".
+"""Null prompts: prompts about which no corpus says anything, where the right answer is "nothing".
 
-Greedy continuations of such prompts are what the model falls back on, often a sentence that it knows by
-heart. Halves of the operators agree on them and R² is high, since both repeat the same linear picture; that
-the model is unsure of how it got there, and that no document is strong beside its loss, tells them apart.
+Their greedy continuations are what the model falls back on, often a sentence that it knows by heart. R² is
+high there, too. What tells them apart: the model is unsure of its response, and no document is strong beside
+the loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several models of one index (checkpoints, other seeds): runs of the pipeline whose influences are averaged.
 
 Models differ in what they learnt of a chunk. One Lasso over all of their measurements would take these
-differences for noise, and bend the weights to them; the mean of the models' own runs averages both the
+differences for noise, and bend the weights to them. The mean of the models' own runs averages both the
 differences and the errors. (LDS of five models, in place of one Lasso over all: .517 instead of .500 on
 WikiText's queries for tuning.)
 
@@ -150,9 +150,9 @@ class Several:
 def mean_solution(solutions: Sequence[Solution]) -> Solution:
     """Average several models' weights.
 
-    λ, λ_max, intercept and R² are means, the gaps those of the model where they are largest, passes and
-    epochs sums; the residuals stand one after the other, each of its own model's weights. Exact are chunks
-    that were read in every model; of the mean's strongest chunks no recall is told. Of one model, its own.
+    λ, λ_max, intercept and R² are means, the gaps are the largest, passes and epochs are sums. Residuals stand
+    one after the other, each of its own model's weights. Exact are chunks that were read in every model. No
+    recall is stated for the mean. The solution of a single model comes back as it is.
     """
     if len(solutions) == 1:
         return solutions[0]

@@ -1,12 +1,11 @@
 """Verdicts on answers: clear, weak, or the model is guessing.
 
-An answer is held against those to prompts about which the corpus says nothing (`nulls`). Two things
-are compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
-influence as a multiple of that loss). Where the model is not surer than after all but a few of the null
-prompts, it is *guessing*; where it is, and the strongest document is beyond all but as few of theirs, the
-answer is *clear*, else *weak*. As few are a tenth, or less, so that at most 5 % of the null prompts would be
-called clear themselves, and so of others like them (split conformal prediction: Vovk, Gammerman and Shafer,
-2005).
+An answer is held against those to prompts about which the corpus says nothing (`nulls`). Two things are
+compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
+influence as a multiple of that loss). Where the model is no surer than after all but a few of the null
+prompts, it is *guessing*. Else the answer is *clear* where the strongest document is beyond all but as few of
+theirs, and otherwise *weak*. As few are a tenth, or less: at most 5 % of the null prompts would be called
+clear themselves, and so of prompts like them (split conformal prediction: Vovk, Gammerman and Shafer, 2005).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Condition estimates of chunks on the subsets' responses.
 
-Projections, and what was read, say of each chunk what its influence is, up to an error; the K responses say
-what the chunks of each subset add up to, all but exactly. Of Gaussian errors of known sizes,
+Projections and exact gradients give each chunk's influence, up to an error. The K responses give the sums
+over the chunks of each subset, all but exactly. With Gaussian errors of known sizes,
 
     w ~ N(μ, T),   T = diag(τ²),      y = M w + c + e,   e ~ N(0, σ² I),
 
     E[w | y] = μ + T Mᵀ z,      (M T Mᵀ + σ² I) z = y − M μ − c,      Σ_k z_k = 0
 
-(Gaussian conditioning, or kriging; the constant c is known beforehand to no extent, and takes up what z adds
-up to). What estimates leave of the responses is shared out among the chunks that are known least. The sum
-over any large set of chunks gains most: errors of single chunks that projections leave add up, those that
-the responses leave do not.
+(Gaussian conditioning, or kriging; nothing is known of the constant c beforehand, so that z adds up to 0).
+The part of the responses that estimates leave goes to the chunks that are known least. Sums over large sets
+of chunks gain most: errors of single chunks that projections leave add up, those that the responses leave do
+not.
 
 The system has K unknowns, and is solved by conjugate gradients, each step of which passes over the design
 twice.

@@ -1,10 +1,10 @@
 """Posterior means of values that are estimated with errors of known size (empirical Bayes).
 
-Of many chunks each has an estimate with an error of its own, Gaussian and of known size. In units of that
-error the true values are taken to come from a mixture of normals of one centre and many widths, learnt from
-the estimates themselves (empirical Bayes; adaptive shrinkage: Stephens, Biostatistics 18, 2017). Then the
-mean of what a chunk can be, given its estimate, is a monotone function of one number, that leaves large
-values nearly as they are and takes nearly all of small ones away: those would add up to noise.
+Each chunk has an estimate with an error of its own, Gaussian and of known size. In units of that error, true
+values come from a mixture of normals of one centre and many widths. It is learnt from the estimates
+themselves (adaptive shrinkage: Stephens, Biostatistics 18, 2017). The posterior mean is then a monotone
+function of one number. It leaves large values nearly as they are and takes nearly all of small ones away:
+those would add up to noise.
 """
 
 from __future__ import annotations

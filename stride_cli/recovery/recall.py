@@ -1,18 +1,18 @@
 """Recall: a bound on how many of the strongest chunks were read, at a stated confidence.
 
-What is read is what estimates rank highest, and of projections' estimates the errors are known: Gaussian, of
-a size that every chunk and query tells. So of a chunk that was read it can be said how likely it was to be:
-by how much its estimate could have been lower, in units of that error. A chunk as strong, and as likely to be
-read, has been missed as often as a coin of that chance fails before it succeeds; summed over the strongest
-that were found this is how many of their like were left out (Horvitz and Thompson, JASA 47, 1952; the counts
-are negative binomial). Nothing is assumed of how influences are distributed.
+Chunks are read because their estimates rank highest, and the errors of projections' estimates are known:
+Gaussian, of a size that every chunk and query tells. So each chunk that was read has a probability of having
+been read: by how much its estimate could have been lower, in units of that error. A chunk as strong, and as
+likely to be read, has been missed as often as a coin of that chance fails before it succeeds. Summed over the
+strongest that were found, this is how many of their like were left out (Horvitz and Thompson, JASA 47, 1952;
+the counts are negative binomial). Nothing is assumed of how influences are distributed.
 
-That is blind to what is like none of those that were found: where few chunks are read, several as strong may
-each have been unlikely to be. So it is also asked how many of the others are to be expected above, given
-their estimates and how influences are distributed as far as these tell (`recovery.posterior`); they are all
-but independent, and their number Poisson. Then the less of both is stated. It says too little where what
-guided the reading beside projections, pairs of tokens, knows more than they; of a hundred chunks that were
-read the first alone holds (`tests/benchmarks/recall.py`: .98 and more of the answers).
+That is blind to chunks unlike all that were found: where few are read, several as strong may each have been
+unlikely to be. So the others that are to be expected above are counted, too, from their estimates and the
+distribution of influences (`recovery.posterior`). They are all but independent, and their number is Poisson.
+The less of both is stated. It says too little where shared pairs, which guide the reading beside projections,
+know more than these. From a hundred chunks on, the first bound alone holds (`tests/benchmarks/recall.py`: for
+.98 and more of the answers).
 """
 
 from __future__ import annotations
