@@ -118,7 +118,7 @@ class QueryOptions(RecoveryOptions):
 
 @dataclass(frozen=True)
 class QuestionOptions(Options):
-    """What is attributed after a prompt; see `Session.query`."""
+    """Options of what is attributed after a prompt; see `Session.query`."""
 
     response: str | None = option(
         None, "Attribute this continuation, not the model's own. Of a classifier: a class, or predicted."

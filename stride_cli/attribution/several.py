@@ -150,7 +150,7 @@ class Several:
 def mean_solution(solutions: Sequence[Solution]) -> Solution:
     """Average several models' weights.
 
-    λ, λ_max, intercept and R² are means, the gaps are the largest, passes and epochs are sums. Residuals stand
+    λ, λ_max, intercept and R² are means; gaps are the largest; passes and epochs are sums. Residuals stand
     one after the other, each of its own model's weights. Exact are chunks that were read in every model. No
     recall is stated for the mean. The solution of a single model comes back as it is.
     """
