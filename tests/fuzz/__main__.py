@@ -51,10 +51,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first try [0]")
     parser.add_argument("--tries", type=int, default=None, help="at most so many")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="of one try [10]")
-    parser.add_argument(
-        "--engine", choices=("random", "atheris"), default="random",
-        help="atheris (pip install atheris): led to code that was not reached yet [random]",
-    )  # fmt: skip
     parser.add_argument("--table", type=Path, metavar="FILE", help="show records, and run nothing")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -99,7 +95,6 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
     until = began + 60 * given.minutes
     record: dict[str, Any] = {
         "target": name,
-        "engine": given.engine,
         "seed": given.seed,
         "tries": 0,
         "failures": 0,
@@ -120,7 +115,6 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
                     command, stdout=subprocess.PIPE, text=True, pass_fds=[file.fileno()]
                 ) as worker:
                     assert worker.stdout is not None
-                    before = record["failures"]
                     for line in worker.stdout:
                         said = json.loads(line)
                         if "failure" in said:
@@ -134,9 +128,7 @@ def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
                 code = worker.returncode
                 last = int.from_bytes(counter[:], "little")
                 record["tries"] += last - first
-                if code and record["failures"] > before and given.engine == "atheris":
-                    pass  # it ends at a failure, which it has told
-                elif code:
+                if code:
                     record["tries"] += 1
                     record["failures"] += 1
                     record["crashes"] += 1
@@ -159,9 +151,6 @@ def _command(
     name: str, descriptor: int, first: int, seconds: float, given: argparse.Namespace, done: int
 ) -> list[str]:
     """What starts a process that tries a target, from this try on."""
-    if given.engine == "atheris":
-        numbers = (descriptor, first, given.seed, seconds, given.limit)
-        return [sys.executable, "-m", "tests.fuzz.guided", name, *map(str, numbers)]
     left = [] if given.tries is None else ["--tries", str(given.tries - done)]
     return [
         sys.executable, "-m", "tests.fuzz", "--worker", f"{name}:{descriptor}", "--seed", str(given.seed),
