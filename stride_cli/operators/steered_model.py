@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class SteeredModel:
     """A frozen model, and where and by what it is steered.
 
-    It stands here and not with what attributes by it, because fits and measurements need it too.
-
     Attributes
     ----------
     model : AttributableModel
