@@ -206,7 +206,7 @@ def info(
     json: Json = False,
 ) -> None:
     """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
-    from stride_cli.models.description import describe_model
+    from stride_cli.models.loading import describe_model
 
     with streaming(held):
         found = describe_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from index_format.reader import Index
     from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.query_set import QuerySet
     from stride_cli.models.protocol import AttributableModel
 
 
@@ -117,28 +119,14 @@ class WorkspacePath:
     dtype: str = "auto"
 
     def open(self) -> Workspace:
-        """The workspace, its model knowing the inputs of the truth's queries.
+        """Open the workspace; a classifier gets the inputs of the truth's queries, known by number."""
+        import numpy as np
 
-        Raises
-        ------
-        what `Workspace.open` raises
-        """
         opened = Workspace.open(self.index, self.model, device=self.device, dtype=self.dtype)
-        _register_inputs(opened.index, opened.model)
+        table, index = opened.model.table, opened.index
+        if table is not None and index.has("truth") and "truth/query_inputs" in index.names("truth"):
+            table.add(np.asarray(index.array("truth/query_inputs")))
         return opened
-
-
-def _register_inputs(index: Index, model: AttributableModel) -> None:
-    """Give a model, just opened, the inputs of the truth's queries that are no rows of the index's file.
-
-    Nothing where there is no truth, or none such. Queries of the truth are then known by their numbers.
-    """
-    import numpy as np
-
-    if model.table is None or not index.has("truth"):
-        return
-    if "truth/query_inputs" in index.names("truth"):
-        model.table.add(np.asarray(index.array("truth/query_inputs")))
 
 
 @without_collection()
@@ -158,3 +146,31 @@ def open_model(
     from stride_cli.models.loading import load_model_of, path_of_model
 
     return load_model_of(index, model_path or path_of_model(index), device=device, dtype=dtype)
+
+
+TEXT_BLOCK = 4096  # chunks decoded at once
+
+
+def require_text(workspace: Workspace, method: str) -> None:
+    """Refuse a workspace that is not one of language, naming the method.
+
+    Raises
+    ------
+    UsageError
+    """
+    fix = "choose a method that reads the model: stride baseline --list"
+    refuse_classifier(workspace.index, f"'{method}' compares texts", fix=fix)
+
+
+def chunk_texts(workspace: Workspace) -> Iterator[str]:
+    """The text of every chunk, in order, decoded block by block."""
+    import numpy as np
+
+    for start in range(0, workspace.n_chunks, TEXT_BLOCK):
+        yield from workspace.texts(np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks)))
+
+
+def query_texts(workspace: Workspace, queries: QuerySet, rows: np.ndarray | range) -> list[str]:
+    """The text of the given queries: their token ids decoded, as those of chunks are."""
+    tokenizer = workspace.model.tokenizer
+    return [str(tokenizer.decode(queries.ids[int(row)], skip_special_tokens=True)) for row in rows]

@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexMismatch
 from stride_cli.errors import ModelError
-from stride_cli.models.fingerprints import state_fingerprint
-from stride_cli.models.kinds import Kind, kind_of, kind_of_index
+from stride_cli.models.fingerprints import settings_fingerprint, state_fingerprint
+from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.models.language.files import files_fingerprint, refuse_download
-from stride_cli.models.language.settings import settings_fingerprint
+from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.recorded_paths import find_recorded, recorded_places
 from stride_cli.remembered import recall
 
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.schema.model_records import ModelInfoRecord
 
 
 def load_model(
     path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
 ) -> AttributableModel:
-    """A causal language model with its tokenizer, frozen, in eval mode.
+    """Load a causal language model with its tokenizer, or a classifier: frozen, in eval mode.
 
     Parameters
     ----------
     path_or_id : str or Path
-        A directory written by `save_pretrained`, a .gguf file, or a hub id. A local path never touches the
-        network. The directory of a classifier gives a `ClassifierModel`, which has the same interface.
+        A directory written by `save_pretrained`, a .gguf file, a hub id, or a classifier's directory. A local
+        path never touches the network.
     device : str
         "auto": CUDA where there is one, else CPU; or a torch device name.
     dtype : str
         "auto": bf16 on CUDA, fp32 on CPU; or "fp32", "bf16", "fp16".
     stream : bool, optional
-        Whether the weights of a language model's blocks stay on disk, each there while its block runs
-        (`stride_cli.models.language.streaming`). Default: as the environment says (STRIDE_GENERAL_STREAM),
-        else where they are larger than the memory that is free.
-
-    Returns
-    -------
-    AttributableModel
+        Leave the weights of a language model's blocks on disk while they do not run. Default: as
+        STRIDE_GENERAL_STREAM says, else where the weights are larger than the free memory.
 
     Raises
     ------
@@ -52,24 +48,13 @@ def load_model(
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
-    kind = kind_of(path_or_id)
-    streamed = {} if kind == "classifier" else {"stream": stream}  # classifiers are small
-    return _LOADERS[kind](path_or_id, device=device, dtype=dtype, **streamed)
+    if kind_of(path_or_id) == "classifier":
+        from stride_cli.models.classifier.directory import load_classifier
 
-
-def _language(path_or_id: str | Path, **options: Any) -> AttributableModel:
+        return load_classifier(path_or_id, device=device, dtype=dtype)
     from stride_cli.models.language.checkpoint import load_language_model
 
-    return load_language_model(path_or_id, **options)
-
-
-def _classifier(path: str | Path, **options: Any) -> AttributableModel:
-    from stride_cli.models.classifier.directory import load_classifier
-
-    return load_classifier(path, **options)
-
-
-_LOADERS: dict[Kind, Callable[..., AttributableModel]] = {"language": _language, "classifier": _classifier}
+    return load_language_model(path_or_id, device=device, dtype=dtype, stream=stream)
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,7 @@ class Opener:
 
 
 def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> AttributableModel:
-    """The model at `path`, compared with an index; a classifier with the index's rows as its inputs.
+    """Load the model at `path` and compare it with an index; a classifier gets the index's rows as inputs.
 
     Raises
     ------
@@ -118,7 +103,15 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
     model = load_model(path, device=device, dtype=dtype)
     index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
     index.check_fingerprint("model", model.fingerprint)
-    _check_settings(index, path)
+    expected = index.attributes["fingerprints"].get("settings")  # earlier indexes do not record them
+    found = settings_fingerprint(path) if expected else None
+    if found != expected:
+        raise IndexMismatch(
+            f"index {index.path} was built for a model with settings {expected}, those of '{path}' are "
+            f"{found}: it may answer otherwise",
+            fix="put its config.json, generation_config.json and tokenizer_config.json back as they were, or "
+            "build a new index",
+        )
     return model
 
 
@@ -156,29 +149,13 @@ def model_settings(path_or_id: str | Path) -> str | None:
     return None if kind_of(path_or_id) == "classifier" else settings_fingerprint(path_or_id)
 
 
-def _check_settings(index: Index, path: str) -> None:
-    """IndexMismatch where settings of a language model have changed; earlier indexes do not record them."""
-    expected = index.attributes["fingerprints"].get("settings")
-    found = settings_fingerprint(path) if expected else None
-    if found != expected:
-        raise IndexMismatch(
-            f"index {index.path} was built for a model with settings {expected}, those of '{path}' are "
-            f"{found}: it may answer otherwise",
-            fix="put its config.json, generation_config.json and tokenizer_config.json back as they were, or "
-            "build a new index",
-        )
-
-
 def model_fingerprint(model_or_path: Any) -> str:
     """SHA-256, in hex, of a model's weights.
 
     Parameters
     ----------
     model_or_path : str, Path or nn.Module
-        For a path or hub id: of the bytes of its weight files one after the other, sorted by name (so for a
-        single file what `sha256sum` prints); of a classifier's directory, see `classifier_fingerprint`. For a
-        model in memory: of name, dtype, shape and bytes of each
-        tensor of its state dict, sorted by name.
+        Of a path or hub id: `files_fingerprint` or `classifier_fingerprint`; in memory: `state_fingerprint`.
     """
     if not isinstance(model_or_path, str | Path):
         return state_fingerprint(model_or_path)
@@ -187,3 +164,55 @@ def model_fingerprint(model_or_path: Any) -> str:
 
         return classifier_fingerprint(model_or_path)
     return files_fingerprint(model_or_path)
+
+
+def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
+    """Load a checkpoint, which checks it whole, and describe it; code that a classifier brings is never run.
+
+    Returns
+    -------
+    dict      a ``stride.model_info/1``
+
+    Raises
+    ------
+    ModelError
+        As from `load_model`; or the recipe cannot be read.
+    """
+    kept = sorted(str(step) for step in Path(path_or_id).glob("checkpoints/step-*"))
+    if kind_of(path_or_id) == "classifier":
+        from stride_cli.models.classifier import directory
+
+        found = directory.outline(path_or_id)
+        if found.code:  # known by its other files
+            return {
+                "schema": "stride.model_info/1",
+                "path": str(path_or_id),
+                "architecture": "network.py (not run)",
+                "parameters": found.parameters,
+                "layers": None,
+                "width": None,
+                "vocabulary": len(found.classes),
+                "context": 2,
+                "fingerprint": directory.classifier_fingerprint(path_or_id),
+                "tokenizer_fingerprint": directory.classes_fingerprint(path_or_id),
+                "settings_fingerprint": None,
+                "checkpoints": kept,
+                "recipe": None,  # as of every classifier: it is a language model's
+            }
+    recipe = read_recipe(path_or_id)
+    model = load_model(path_or_id, device="cpu", dtype="fp32")
+    return {
+        "schema": "stride.model_info/1",
+        "path": str(path_or_id),
+        "architecture": model.name,
+        "parameters": model.n_parameters,
+        "layers": model.n_layers,
+        "width": model.d_model,
+        "vocabulary": model.vocab_size,
+        "context": model.context_length,
+        "fingerprint": model.fingerprint,
+        "tokenizer_fingerprint": model.tokenizer_fingerprint,
+        "settings_fingerprint": model_settings(path_or_id),
+        "checkpoints": kept,
+        "recipe": None if recipe is None else json.loads(recipe.to_json()),
+    }
