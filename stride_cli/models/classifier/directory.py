@@ -86,7 +86,6 @@ def save_classifier(
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model = partial / "model"
-    make_directory(model)
     description = {
         "classifier_version": _VERSION,
         "network": {key: value for key, value in asdict(recipe.network).items() if key != "adapter"},
@@ -97,16 +96,16 @@ def save_classifier(
         "columns": asdict(columns),
         "data": recipe.data,
     }
-    buffer = io.BytesIO()
-    np.savez(buffer, training=np.asarray(training, np.int64), held_out=np.asarray(held_out, np.int64))
-    files = {FILE_NAME: json.dumps(description, indent=1).encode(), _ROWS: buffer.getvalue()}
+    rows = io.BytesIO()
+    np.savez(rows, training=np.asarray(training, np.int64), held_out=np.asarray(held_out, np.int64))
+    files = {FILE_NAME: json.dumps(description, indent=1).encode(), _ROWS: rows.getvalue()}
     if recipe.network.adapter:
         files[_ADAPTER] = recipe.network.adapter.encode()
-    states = {model: trained.model.state_dict()}
+    states: dict[Path, Mapping[str, torch.Tensor]] = {model: trained.model.state_dict()}
     for step, state in (checkpoints or {}).items():
-        make_directory(model / "checkpoints" / f"step-{step:06d}")
-        states[model / "checkpoints" / f"step-{step:06d}"] = dict(state)
+        states[model / "checkpoints" / f"step-{step:06d}"] = state
     for directory, state in states.items():
+        make_directory(directory)
         for name, content in files.items():
             write_file(directory / name, content)
         # cloned: tied weights and views are refused by safetensors
@@ -123,10 +122,10 @@ def save_classifier(
 
 
 def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> ClassifierModel:
-    """A classifier as `save_classifier` wrote it; its adapter file, if it has one, is executed: where it is
-    trusted, for the user has named that file in a training on this machine, or has said so.
+    """Load a classifier as `save_classifier` wrote it, without inputs: `open_classifier` brings an index's.
 
-    Inputs are not loaded with it: `open_classifier` brings an index's, `register` any.
+    Its adapter file, if it has one, is executed where it is trusted: the user named that file in a training
+    on this machine, or has said so.
 
     Parameters
     ----------
@@ -145,21 +144,19 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     if dtype not in _DTYPES:
         raise ModelError(f"dtype '{dtype}' is unknown for classifiers", fix=f"one of {', '.join(_DTYPES)}")
     directory = Path(path).expanduser()
-    description = _read_description(directory)
-    spec = NetworkSpec(**description["network"], adapter=_adapter(directory, description))
-    if spec.adapter:
-        require_trust(spec.adapter, directory / _ADAPTER)
+    description, code = _read_description(directory)
+    if code:
+        require_trust(code, directory / _ADAPTER)
     shape, classes = tuple(description["shape"]), description["classes"]
+    spec = NetworkSpec(**description["network"], adapter=code)
     network = build_network(spec, shape, len(classes), seed=0)
     load_weights(network, directory / _WEIGHTS)
-    network = network.to(resolve_device(device), torch.float64 if dtype == "fp64" else torch.float32)
+    mean, deviation = (np.asarray(description[name], np.float64) for name in ("mean", "deviation"))
     model = ClassifierModel(
-        network,
+        network.to(resolve_device(device), torch.float64 if dtype == "fp64" else torch.float32),
         classes=classes,
         shape=shape,
-        standardisation=Standardisation(
-            np.asarray(description["mean"], np.float64), np.asarray(description["deviation"], np.float64)
-        ),
+        standardisation=Standardisation(mean, deviation),
         path=str(path),
         fingerprint=classifier_fingerprint(directory),
     )
@@ -167,15 +164,13 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
 
     def read_file(source: str) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
         if Path(source).suffix.lower() in PICTURE_SUFFIXES:
-            inputs, names = read_picture(source, shape)[None], [Path(source).stem]
-        else:
-            examples = read_examples(source, columns, need_labels=False)
-            inputs, names = examples.inputs, examples.ids
-            if examples.labels is not None:
-                return inputs, class_numbers(examples, classes), names
-            if inputs.shape == shape:  # one input alone
-                inputs, names = inputs[None], [Path(source).stem]
-        return inputs, None, names
+            return read_picture(source, shape)[None], None, [Path(source).stem]
+        examples = read_examples(source, columns, need_labels=False)
+        if examples.labels is not None:
+            return examples.inputs, class_numbers(examples, classes), examples.ids
+        if examples.inputs.shape == shape:  # one input alone
+            return examples.inputs[None], None, [Path(source).stem]
+        return examples.inputs, None, examples.ids
 
     model.read_file = read_file
     return model
@@ -211,11 +206,10 @@ def load_weights(network: nn.Module, file: Path) -> None:
 def classifier_fingerprint(path: str | Path) -> str:
     """SHA-256 in hex of weights, network, classes and standardisation."""
     directory = Path(path).expanduser()
-    description = _read_description(directory)
+    description, code = _read_description(directory)
     names = ("network", "classes", "shape", "mean", "deviation")
     text = json.dumps({name: description[name] for name in names}, sort_keys=True)
-    digest = hashlib.sha256(text.encode())
-    digest.update(_adapter(directory, description).encode())
+    digest = hashlib.sha256(text.encode() + code.encode())
     try:
         digest.update((directory / _WEIGHTS).read_bytes())
     except OSError as error:
@@ -225,7 +219,7 @@ def classifier_fingerprint(path: str | Path) -> str:
 
 def classes_fingerprint(path: str | Path) -> str:
     """SHA-256 in hex of the classes: what stands for a tokenizer."""
-    classes = _read_description(Path(path).expanduser())["classes"]
+    classes = _read_description(Path(path).expanduser())[0]["classes"]
     return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
 
 
@@ -259,15 +253,12 @@ def outline(path: str | Path) -> Outline:
     from safetensors import SafetensorError, safe_open
 
     directory = Path(path).expanduser()
-    description = _read_description(directory)
-    code = _adapter(directory, description)
+    description, code = _read_description(directory)
     try:
         with safe_open(directory / _WEIGHTS, framework="numpy") as weights:
             sizes = [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"the weights '{directory / _WEIGHTS}' cannot be loaded: {error}", fix="train the model again"
-        ) from error
+        raise _unreadable(directory / _WEIGHTS, error) from error
     return Outline(
         classes=list(description["classes"]),
         shape=tuple(description["shape"]),
@@ -279,21 +270,19 @@ def outline(path: str | Path) -> Outline:
 
 def training_columns(path: str | Path) -> Columns:
     """Which columns of its file a classifier was trained on."""
-    return _columns(_read_description(Path(path).expanduser()))
+    return _columns(_read_description(Path(path).expanduser())[0])
 
 
 def training_rows(path: str | Path, examples: Examples) -> tuple[np.ndarray, np.ndarray] | None:
     """Rows that a classifier was trained on, and those held out, both int64; None for another file."""
     directory = Path(path).expanduser()
-    if (_read_description(directory).get("data") or {}).get("fingerprint") != examples.fingerprint():
+    if (_read_description(directory)[0].get("data") or {}).get("fingerprint") != examples.fingerprint():
         return None
     try:
         with np.load(directory / _ROWS) as rows:
             return rows["training"], rows["held_out"]
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"'{directory / _ROWS}' cannot be read: {error}", fix="train the model again"
-        ) from error
+        raise _unreadable(directory / _ROWS, error) from error
 
 
 def open_classifier(
@@ -318,20 +307,19 @@ def open_classifier(
     config = index.attributes["config"]
     examples = read_examples(_find_data(index, Path(path)), _columns(config))
     known = training_rows(path, examples)
-    whole = config["rows"] == "all"
-    rows = np.arange(len(examples)) if whole else known[0] if known is not None else np.zeros(0, np.int64)
-    if len(rows) != index.n_chunks or (
-        examples.fingerprint(rows) != index.attributes["fingerprints"]["corpus"]
-    ):
+    rows, held_out = known or (np.zeros(0, np.int64), None)
+    if config["rows"] == "all":
+        rows = np.arange(len(examples))
+    expected, found = index.attributes["fingerprints"]["corpus"], examples.fingerprint(rows)
+    if len(rows) != index.n_chunks or found != expected:
         raise IndexMismatch(
             f"the data file {examples.path} is not what index {index.path} was built from "
-            f"(expected {index.attributes['fingerprints']['corpus'][:12]}, "
-            f"found {examples.fingerprint(rows)[:12]})",
+            f"(expected {expected[:12]}, found {found[:12]})",
             fix="put the original file back, or build a new index",
         )
     model.attach(examples.inputs, rows, class_numbers(examples, model.classes), examples.ids)
-    if known is not None:
-        model.held_out = known[1]
+    if held_out is not None:
+        model.held_out = held_out
     return model
 
 
@@ -354,7 +342,8 @@ def find_row(model: ClassifierModel, wanted: str | int) -> int:
     )
 
 
-def _read_description(directory: Path) -> dict[str, Any]:
+def _read_description(directory: Path) -> tuple[dict[str, Any], str]:
+    """What classifier.json holds, and the code of the network; empty for one of ours."""
     file = directory / FILE_NAME
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
@@ -363,20 +352,16 @@ def _read_description(directory: Path) -> dict[str, Any]:
         missing = {"network", "classes", "shape", "mean", "deviation", "columns"} - set(description)
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        if description["network"]["name"] != "adapter":
+            return description, ""
+        file = directory / _ADAPTER
+        return description, file.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}", fix="train the model again") from error
-    return description
+        raise _unreadable(file, error) from error
 
 
-def _adapter(directory: Path, description: dict[str, Any]) -> str:
-    if description["network"]["name"] != "adapter":
-        return ""
-    try:
-        return (directory / _ADAPTER).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelError(
-            f"{directory / _ADAPTER} cannot be read: {error}", fix="train the model again"
-        ) from error
+def _unreadable(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} cannot be read: {error}", fix="train the model again")
 
 
 def _columns(record: dict[str, Any]) -> Columns:

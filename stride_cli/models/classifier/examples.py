@@ -75,12 +75,10 @@ class Examples:
         for start in range(0, len(rows), 4096):
             some = rows[start : start + 4096]
             digest.update(np.ascontiguousarray(self.inputs[some]).tobytes())
-        names = [self.ids[row] for row in rows.tolist()]
-        if self.labels is not None:
-            names += [self.labels[row] for row in rows.tolist()]
-        for name in names:
-            encoded = name.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        for names in (self.ids, self.labels or []):
+            for row in rows.tolist() if names else []:
+                encoded = names[row].encode("utf-8", "surrogatepass")
+                digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
 
 
@@ -93,8 +91,6 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
 
     Parameters
     ----------
-    path : str or Path
-    columns : Columns, optional
     need_labels : bool      False: labels may be absent
 
     Raises
@@ -102,38 +98,35 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
     CorpusError      no such file, not readable, no such column, text where numbers should be, values that are
                      missing or not finite, labels that are no classes; names the row
     """
-    file = Path(path)
-    columns = columns or Columns()
+    file, columns = Path(path), columns or Columns()
+    suffix = file.suffix.lower()
     if not file.is_file():
         raise CorpusError(f"there is no file '{path}'", fix="give an .npz, .csv, .tsv or .parquet file")
-    suffix = file.suffix.lower()
     if suffix == ".npz":
-        inputs, labels, ids = _read_npz(file, columns)
+        examples = _read_npz(file, columns)
     elif suffix in TABLE_SUFFIXES:
         header, cells = _read_parquet(file) if suffix == ".parquet" else _read_text_table(file)
-        inputs, labels, ids, features = _from_table(file, header, cells, columns, need_labels)
-        columns = replace(columns, features=tuple(features))
+        examples = _from_table(file, header, cells, columns, need_labels)
     else:
         raise CorpusError(
             f"'{path}' is not a file of examples (expected {', '.join(SUFFIXES)}, found '{suffix}')",
             fix="numpy.savez(FILE, inputs=…, labels=…) writes one",
         )
-    if len(inputs) == 0:
+    if len(examples) == 0:
         raise CorpusError(f"{path}: there is no example in it", fix="give one row or more")
-    if labels is None and need_labels:
+    if examples.labels is None and need_labels:
         raise CorpusError(
             f"{path}: there are no labels (expected an array {', '.join(LABEL_NAMES)})",
             fix="numpy.savez(FILE, inputs=…, labels=…); of a table: --field label=COLUMN",
         )
-    _check_finite(file, inputs, columns)
-    ids = [str(row) for row in range(len(inputs))] if ids is None else ids
-    repeated = [name for name, count in Counter(ids).items() if count > 1]
+    _check_finite(examples)
+    repeated = [name for name, count in Counter(examples.ids).items() if count > 1]
     if repeated:
         raise CorpusError(
             f"{path}: the id '{repeated[0]}' occurs more than once",
             fix="leave --field id= out to number rows",
         )
-    return Examples(str(path), inputs, labels, ids, columns)
+    return examples
 
 
 def read_picture(path: str | Path, shape: Sequence[int]) -> np.ndarray:
@@ -189,10 +182,9 @@ def find_classes(examples: Examples) -> list[str]:
     ------
     CorpusError      fewer than two, or so many that the labels look like measurements
     """
-    assert examples.labels is not None
-    counts = Counter(examples.labels)
-    names = list(counts)
-    classes = sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names)
+    names = set(examples.labels or ())
+    whole = all(name.lstrip("-").isdigit() for name in names)
+    classes = sorted(names, key=int) if whole else sorted(names)
     if len(classes) < 2:
         raise CorpusError(
             f"{examples.path}: every label is '{classes[0]}' (expected two classes or more)",
@@ -239,34 +231,29 @@ def label_names(values: np.ndarray, where: str) -> list[str]:
     ------
     CorpusError      a number that is not whole
     """
-    values = np.asarray(values)
-    if values.dtype.kind in "biu":
-        return [str(int(value)) for value in values]
-    if values.dtype.kind == "f":
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
-        if len(wrong):
-            raise CorpusError(
-                f"{where}: the label of row {wrong[0]} is {values[wrong[0]]} (expected a class: a whole "
-                "number or a name)",
-                fix="give the column or array of the classes",
-            )
-        return [str(int(value)) for value in values]
-    return [_name(str(value)) for value in values]
+    if values.dtype.kind not in "biuf":
+        return [str(value).strip() for value in values]
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
+    if len(wrong):
+        raise CorpusError(
+            f"{where}: the label of row {wrong[0]} is {values[wrong[0]]} (expected a class: a whole number "
+            "or a name)",
+            fix="give the column or array of the classes",
+        )
+    return [str(int(value)) for value in values]
 
 
 # Reading
 
 
-def _read_npz(file: Path, columns: Columns) -> tuple[np.ndarray, list[str] | None, list[str] | None]:
+def _read_npz(file: Path, columns: Columns) -> Examples:
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise CorpusError(
-            f"{file}: not a readable .npz ({error})", fix="write it with numpy.savez"
-        ) from error
     except Exception as error:  # zipfile and zlib have classes of their own for damage
-        raise CorpusError(f"{file}: the archive is damaged ({error})", fix="copy the file again") from error
+        raise CorpusError(
+            f"{file}: not a readable .npz ({error})", fix="copy the file again, or write it with numpy.savez"
+        ) from error
     found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
     name = next((name for name in INPUT_NAMES if name in arrays), None)
     if name is None:
@@ -281,26 +268,22 @@ def _read_npz(file: Path, columns: Columns) -> tuple[np.ndarray, list[str] | Non
             "(examples, …))",
             fix="give one row, or image, an example",
         )
-    label = columns.label if columns.label in arrays else None
-    label = label or next((name for name in LABEL_NAMES if name in arrays), None)
-    labels = None
-    if label is not None:
-        if arrays[label].shape != (len(inputs),):
-            raise CorpusError(
-                f"{file}: '{label}' has shape {arrays[label].shape} (expected ({len(inputs)},), one for each "
-                f"of '{name}' {inputs.shape})",
-                fix="give inputs and labels of the same examples",
-            )
-        labels = label_names(arrays[label], str(file))
-    key = columns.id or "ids"
-    if columns.id is not None and key not in arrays:
-        raise CorpusError(f"{file}: there is no array '{key}' (found {found})", fix="leave --field id= out")
-    if key in arrays and arrays[key].shape != (len(inputs),):
+    if columns.id is not None and columns.id not in arrays:
         raise CorpusError(
-            f"{file}: '{key}' has shape {arrays[key].shape} (expected ({len(inputs)},))",
-            fix="one id an example",
+            f"{file}: there is no array '{columns.id}' (found {found})", fix="leave --field id= out"
         )
-    return inputs, labels, [str(value) for value in arrays[key]] if key in arrays else None
+    label = next((key for key in (columns.label, *LABEL_NAMES) if key in arrays), None)
+    key = columns.id or ("ids" if "ids" in arrays else None)
+    for one in (label, key):
+        if one is not None and arrays[one].shape != (len(inputs),):
+            raise CorpusError(
+                f"{file}: '{one}' has shape {arrays[one].shape} (expected ({len(inputs)},), one for each of "
+                f"'{name}' {inputs.shape})",
+                fix="give inputs, labels and ids of the same examples",
+            )
+    labels = None if label is None else label_names(arrays[label], str(file))
+    ids = range(len(inputs)) if key is None else arrays[key]
+    return Examples(str(file), inputs, labels, [str(value) for value in ids], columns)
 
 
 def _read_text_table(file: Path) -> tuple[list[str], list[list[str]]]:
@@ -350,43 +333,41 @@ def _unique(names: list[str]) -> list[str]:
 
 def _from_table(
     file: Path, header: list[str], cells: list[Any], columns: Columns, need_labels: bool
-) -> tuple[np.ndarray, list[str] | None, list[str] | None, list[str]]:
+) -> Examples:
     place = {name: number for number, name in enumerate(header)}
+    found = ", ".join(header)
 
     def column(name: str, option: str) -> Any:
         if name not in place:
-            raise CorpusError(
-                f"{file}: there is no column '{name}' (found {', '.join(header)})", fix=f"correct {option}"
-            )
+            raise CorpusError(f"{file}: there is no column '{name}' (found {found})", fix=f"correct {option}")
         return cells[place[name]]
 
     labels = None
-    if columns.label is None:
-        if need_labels:
-            raise CorpusError(
-                f"{file}: which column holds the labels? (found {', '.join(header)})",
-                fix="name it with --field label=COLUMN",
-            )
-    elif need_labels or columns.label in place:
+    if columns.label is None and need_labels:
+        raise CorpusError(
+            f"{file}: which column holds the labels? (found {found})",
+            fix="name it with --field label=COLUMN",
+        )
+    if columns.label is not None and (need_labels or columns.label in place):
         values = column(columns.label, "--field label=")
         missing = next((row for row, value in enumerate(values) if _is_missing(value)), None)
         if missing is not None:
             raise CorpusError(f"{file}: row {missing} has no label", fix="fill it in, or remove the row")
-        labels = [_name(str(value)) for value in values]
+        labels = [str(value).strip() for value in values]
         if all(_is_number(name) for name in labels):
             labels = label_names(np.array([float(name) for name in labels]), str(file))
-    ids = None
+    ids = range(len(cells[0]))
     if columns.id is not None and (need_labels or columns.id in place):
-        ids = [str(value) for value in column(columns.id, "--field id=")]
+        ids = column(columns.id, "--field id=")
     for name in columns.drop if not columns.features else ():
         column(name, "--field drop=")
     taken = {columns.label, columns.id, *columns.drop}
-    features = list(columns.features) or [name for name in header if name not in taken]
+    features = columns.features or tuple(name for name in header if name not in taken)
     if not features:
         raise CorpusError(f"{file}: no column is left to be an input", fix="--field drop=NAME of fewer")
     numbers = [_numbers(file, name, column(name, "the columns: they are the model's")) for name in features]
-    inputs = np.stack(numbers, axis=1) if numbers[0].size else np.zeros((0, len(features)))
-    return inputs, labels, ids, features
+    chosen = replace(columns, features=features)
+    return Examples(str(file), np.stack(numbers, axis=1), labels, [str(value) for value in ids], chosen)
 
 
 def _numbers(file: Path, name: str, values: Sequence[Any]) -> np.ndarray:
@@ -403,17 +384,17 @@ def _numbers(file: Path, name: str, values: Sequence[Any]) -> np.ndarray:
     return found
 
 
-def _check_finite(file: Path, inputs: np.ndarray, columns: Columns) -> None:
-    if inputs.dtype.kind != "f":
+def _check_finite(examples: Examples) -> None:
+    if examples.inputs.dtype.kind != "f":
         return
-    flat = inputs.reshape(len(inputs), -1)
+    flat, features = examples.inputs.reshape(len(examples), -1), examples.columns.features
     for start in range(0, len(flat), 4096):
         bad = np.argwhere(~np.isfinite(flat[start : start + 4096]))
         if len(bad):
             row, place = int(bad[0][0]) + start, int(bad[0][1])
-            where = f"column '{columns.features[place]}'" if columns.features else f"value {place}"
+            where = f"column '{features[place]}'" if features else f"value {place}"
             raise CorpusError(
-                f"{file}: {where} of row {row} is {flat[row, place]} (expected a finite number)",
+                f"{examples.path}: {where} of row {row} is {flat[row, place]} (expected a finite number)",
                 fix="fill missing values in, or remove the row",
             )
 
@@ -429,11 +410,3 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _is_integer(name: str) -> bool:
-    return name.lstrip("-").isdigit()
-
-
-def _name(text: str) -> str:
-    return text.strip()
