@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from index_format.errors import IndexDamaged
 from index_format.reader import Index
 from index_format.shards import ShardedArray
 from stride_cli.data import batches
@@ -61,19 +60,6 @@ def test_numbers_are_looked_through_once_and_of_another_index_again(
     build(tmp_path / "other", 50)
     check_bounds(Index.open(tmp_path / "other"))
     assert len(looked) == 2
-
-
-def test_what_points_outside_is_not_remembered(
-    many_files: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outside(self: Index) -> None:
-        raise IndexDamaged("points outside", fix="none")
-
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(Index, "check_bounds", outside)
-    for _ in range(2):
-        with pytest.raises(IndexDamaged):
-            check_bounds(many_files)
 
 
 def test_reading_a_few_chunks_holds_nothing_of_the_others() -> None:

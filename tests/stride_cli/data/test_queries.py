@@ -48,11 +48,6 @@ def test_only_the_response_is_scored(model) -> None:
     np.testing.assert_array_equal(query.weights, [0, 0, 0, 0, 1, 1, 1])
 
 
-def test_white_space_between_prompt_and_response_is_left_alone(model) -> None:
-    assert build_query(model, "abc ", response="de").response == "de"
-    assert build_query(model, "abc", response="\nde").response == "\nde"
-
-
 def test_without_a_response_the_model_continues(model) -> None:
     query = build_query(model, "abc", max_new_tokens=3)
     assert query.generated and query.weights.sum() == 3 and list(query.ids[-3:]) == [7, 7, 7]

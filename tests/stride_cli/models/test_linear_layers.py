@@ -122,17 +122,6 @@ def test_experts_of_a_list_are_left_out(make_model: Maker) -> None:
     assert len(layers) == 21 and not any("experts" in name for name in layers)
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT"])
-def test_layers_are_numbered_as_they_run(name: str, make_model: Maker) -> None:
-    model = CausalLM(make_model(name))
-    seen: list[tuple[int, tuple[int, int]]] = []
-    with model.at_layers(
-        "all", 5, lambda number, read, given: seen.append((number, (read.shape[-1], given.shape[-1])))
-    ):
-        model.hidden(torch.zeros(2, 5, dtype=torch.int64), model.n_layers)
-    assert seen == list(enumerate(layer_widths(layer) for layer in model.linear_layers("all")))
-
-
 def test_another_threads_pass_is_not_visited(make_model: Maker) -> None:
     model = CausalLM(make_model("Llama"))
     ids = torch.arange(10).view(2, 5)

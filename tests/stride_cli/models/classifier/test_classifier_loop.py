@@ -19,7 +19,7 @@ from stride_cli.models.classifier.classifier_recipe import (
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network, choose_network
 from stride_cli.permissions import name_code
-from stride_cli.research.training.classifier_stack import FunctionalSteps, choose_at_once, train_stacked
+from stride_cli.research.training.classifier_stack import FunctionalSteps, train_stacked
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 
 
@@ -78,17 +78,6 @@ def test_written_out_steps_equal_those_of_torch_func() -> None:
     stack = train_stacked(recipe, inputs, labels, members, [0, 1], n_classes=3)
     for name, values in stack.parameters.items():
         torch.testing.assert_close(values, parameters[name], rtol=1e-4, atol=1e-6)
-
-
-def test_grouping_changes_only_rounding_and_repetition_nothing() -> None:
-    recipe = recipes()[0]
-    inputs, labels = examples()
-    members = [np.arange(30), np.arange(30, 60), np.arange(10, 50)]
-    whole = train_stacked(recipe, inputs, labels, members, [0, 1, 2], n_classes=3).logits(inputs)
-    again = train_stacked(recipe, inputs, labels, members, [0, 1, 2], n_classes=3).logits(inputs)
-    torch.testing.assert_close(whole, again, rtol=0, atol=0)
-    single = train_stacked(recipe, inputs, labels, members[1:2], [1], n_classes=3).logits(inputs)
-    torch.testing.assert_close(single[0], whole[1], rtol=1e-4, atol=1e-5)
 
 
 def test_logistic_regression_reaches_the_optimum_of_scikit_learn() -> None:
@@ -192,10 +181,3 @@ def test_recipe_round_trip(tmp_path: Path) -> None:
     (tmp_path / "classifier_recipe.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be read"):
         read_classifier_recipe(tmp_path)
-
-
-def test_more_at_once_where_networks_are_small() -> None:
-    small = choose_at_once(recipes()[0], (5,), 3)
-    middle = choose_at_once(default_recipe(choose_network("mlp")), (784,), 10)
-    large = choose_at_once(default_recipe(choose_network("mlp", width=8192)), (784,), 10)
-    assert 256 == small > middle > large >= 1

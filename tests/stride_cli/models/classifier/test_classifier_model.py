@@ -9,8 +9,8 @@ from torch import nn
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import queries_of_rows, read_examples, register
-from stride_cli.errors import ModelError, QueryError, StrideError, UsageError
-from stride_cli.models.classifier.classifier_model import ClassifierModel, InputTable, Standardisation
+from stride_cli.errors import ModelError, StrideError
+from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
 from stride_cli.models.classifier.networks import MLP, build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact
@@ -20,7 +20,6 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.research.paper.initial_bases import initial_space
-from stride_cli.research.paper.sgd import SgdSettings, fit_sgd
 
 CLASSES = ["a", "b", "c"]
 N = 24
@@ -79,14 +78,6 @@ def test_parts_add_up_at_every_layer(name: str, shape: tuple[int, ...]) -> None:
             assert not hidden[:, 1].any() and not final[:, 1].any()
             torch.testing.assert_close(model.logits(final)[:, 0], whole)
     torch.testing.assert_close(model.predict(batch.ids), whole)
-
-
-def test_inputs_are_the_rows_standardised() -> None:
-    model = make("mlp", (5,))
-    batch = reader(model).batch(np.arange(N))
-    raw = model.table.data[model.table.chunk_rows]
-    expected = (raw - model.table.data.mean(0)) / model.table.data.std(0)
-    np.testing.assert_allclose(model.inputs(batch.ids).numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
@@ -155,35 +146,6 @@ def test_the_exact_fisher_matrix_is_the_gauss_newton_matrix(name: str, shape: tu
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_the_exact_fisher_matrix_has_limits() -> None:
-    model = make("mlp", (5,))
-    large = initial_space("residual-matrix", d_model=101, vocab_size=3, rank=101, n_buckets=9, seed=0)
-    with pytest.raises(UsageError, match="10,201 gates is too large"):
-        label_fisher(SteeredModel(model, [large], 0), reader(model), batch_tokens=16, seed=0)  # type: ignore[arg-type]
-    chunks = reader(model)
-    chunks.lengths = chunks.lengths + 1
-    space = initial_space("logit", d_model=8, vocab_size=3, rank=4, n_buckets=9, seed=0)
-    with pytest.raises(UsageError, match="for classifiers"):
-        label_fisher(SteeredModel(model, [space], 0), chunks, batch_tokens=16, seed=0)  # type: ignore[arg-type]
-
-
-def test_raw_inputs_can_be_steered_too() -> None:
-    model = make("mlp", (5,))
-    columns = np.tile(np.arange(2, dtype=np.uint16), (N, 1))
-    settings = ClosedSettings(spaces=("residual-matrix",), layer=0, ranks={"residual-matrix": 96})
-    operators = fit_closed(model, reader(model), columns, 2, settings)  # type: ignore[arg-type]
-    assert operators.gates[0].shape == (2, 25)
-
-
-def test_sgd_fits_where_layers_differ_in_width() -> None:
-    model = make("mlp", (5,), torch.float32)
-    offsets = np.arange(0, 2 * N + 1, N // 2)
-    members = np.tile(np.arange(N), 2)
-    settings = SgdSettings(spaces=("residual", "logit"), layer=0, ranks={"residual": 3, "logit": 3}, steps=3)
-    operators = fit_sgd(model, reader(model), offsets, members, settings)  # type: ignore[arg-type]
-    assert [gates.shape for gates in operators.gates] == [(4, 3), (4, 9)]
-
-
 def test_numbers_of_rows_do_not_change_when_queries_come() -> None:
     model = make("mlp", (5,))
     before = queries_of_rows(model, [2, N + 1])
@@ -197,15 +159,6 @@ def test_numbers_of_rows_do_not_change_when_queries_come() -> None:
     again = register(model, np.ones((1, 5)), [0])
     assert again.ids[0].tolist() == [2 * N + 6, 0]
     assert before.names == ["r2", f"r{N + 1}"]
-
-
-def test_a_table_takes_rows_by_number() -> None:
-    table = InputTable(np.arange(10.0)[:, None], np.array([4, 7]))
-    assert table.take(np.array([0, 1, 2, 11])).ravel().tolist() == [4, 7, 0, 9]
-    assert table.of_rows([3]).tolist() == [5]
-    for number in (12, -1):
-        with pytest.raises(QueryError, match=f"no input number {number}"):
-            table.take(np.array([0, number]))
 
 
 def test_refused_queries() -> None:

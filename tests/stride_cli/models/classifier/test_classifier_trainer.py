@@ -14,7 +14,6 @@ import torch
 
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import queries_of_rows, read_examples
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError, UsageError
@@ -24,7 +23,6 @@ from stride_cli.research.training.classifier_trainer import ClassifierTrainer, o
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.training.truth import Truth, build_truth
 from stride_cli.training.classifier_loop import train_network
-from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 from stride_cli.training.jobs import Job
 
 
@@ -112,25 +110,6 @@ def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path
     rows = again.queries.batch(np.arange(60))
     losses = torch.nn.functional.cross_entropy(fresh.predict(rows.ids), rows.ids[:, 1], reduction="none")
     np.testing.assert_allclose(truth.base_losses, losses.numpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_networks_with_state_are_trained_one_by_one(digits_file: Path, tmp_path: Path) -> None:
-    source = tmp_path / "net.py"
-    source.write_text(
-        "def network(shape, n_classes):\n"
-        "    from torch.nn import BatchNorm1d, Flatten, Linear, ReLU, Sequential\n"
-        "    return Sequential(Flatten(), BatchNorm1d(64), Linear(64, 8), ReLU(), Linear(8, n_classes))\n"
-    )
-    options = ClassifierOptions(network=str(source), rows=100, holdout=5, epochs=2)
-    train_classifier(digits_file, tmp_path / "model", options)
-    out = tmp_path / "run.stride"
-    index = api.build_index([str(digits_file)], model_path=str(tmp_path / "model"), out=out)
-    model: Any = api.open_model(index)
-    own = Workspace(index, model, ChunkReader(index), 0)
-    trainer = open_classifier_trainer(own, read_examples(model, "held-out"))
-    assert trainer.at_once == 1
-    outcomes = trainer.run(jobs(100, 2, 60))
-    assert np.isfinite([outcome.losses for outcome in outcomes]).all()
 
 
 def test_refusals(task: Workspace, digits_file: Path, tmp_path: Path) -> None:

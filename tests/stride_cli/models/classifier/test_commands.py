@@ -31,14 +31,6 @@ def test_the_top_row_has_the_querys_label(digits_index: Path) -> None:
     assert right >= 0.8 * len(model.held_out)
 
 
-def test_linear_and_exact_answers_agree(digits_index: Path) -> None:
-    session = api.Session.open(digits_index)
-    linear = session.query("510", api.QueryOptions(top=5, check=True))
-    assert linear.agreement is not None and linear.agreement > 0.99
-    exact = session.query("510", api.QueryOptions(top=5, measure="exact"))
-    assert linear.supporters[0].chunk == exact.supporters[0].chunk
-
-
 def test_another_label_is_another_question(digits_index: Path) -> None:
     session = api.Session.open(digits_index)
     own = session.query("505")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from index_format.errors import IndexExists, IndexMismatch
+from index_format.errors import IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api
 from stride_cli.data.example_queries import register
-from stride_cli.errors import CorpusError, ModelError, QueryError, StrideError, UsageError
+from stride_cli.errors import CorpusError, ModelError, StrideError, UsageError
 from stride_cli.models.classifier.directory import find_row, load_classifier
 from stride_cli.models.classifier.examples import Columns, read_examples
 from stride_cli.models.loading import load_model, model_fingerprint
@@ -117,11 +117,6 @@ def test_data_that_does_not_fit_the_model(digits_model: Path, digits_file: Path,
         api.build_index(["a.npz", "b.npz"], model_path=str(digits_model), out=tmp_path / "i.stride")
 
 
-def test_an_index_is_not_overwritten(digits_model: Path, digits_file: Path, digits_index: Path) -> None:
-    with pytest.raises(IndexExists):
-        api.build_index([str(digits_file)], model_path=str(digits_model), out=digits_index)
-
-
 def test_other_data_or_another_model_is_refused(
     digits_model: Path, digits_file: Path, tmp_path: Path
 ) -> None:
@@ -171,16 +166,6 @@ def test_rows_that_cannot_be_chosen(digits_file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_a_missing_class_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez(
-        tmp_path / "sorted.npz",
-        inputs=np.random.default_rng(0).normal(size=(30, 2)),
-        labels=np.repeat([0, 1, 2], 10),
-    )
-    train_classifier(tmp_path / "sorted.npz", tmp_path / "model", ClassifierOptions(rows=20, epochs=1))
-    assert "no training row has the label '2'; --shuffle" in capsys.readouterr().err
-
-
 def test_directories_that_are_damaged(digits_model: Path, tmp_path: Path) -> None:
     def damaged(name: str) -> Path:
         copy = tmp_path / name
@@ -219,9 +204,3 @@ def test_a_directory_is_not_overwritten_unasked(digits_file: Path, tmp_path: Pat
     (tmp_path / "mine" / "notes.txt").write_text("x")
     with pytest.raises(UsageError, match="not a classifier's directory"):
         train_classifier(digits_file, tmp_path / "mine", options, overwrite=True)
-
-
-def test_rows_are_found_by_id_or_number(task) -> None:  # type: ignore[no-untyped-def]
-    assert find_row(task.model, "17") == 17
-    with pytest.raises(QueryError, match="no row '600'"):
-        find_row(task.model, 600)

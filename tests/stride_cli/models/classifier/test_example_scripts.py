@@ -68,12 +68,6 @@ def test_suites_with_data_of_ones_own(script: str, tmp_path: Path, prepared: Pre
     assert (tmp_path / "out/compare-loss-0.5.html").is_file()
 
 
-def test_every_script_names_its_data() -> None:
-    for script in sorted(VISION.glob("*.sh")):
-        text = script.read_text()
-        assert "set -euo pipefail" in text and f"examples/vision/{script.name}" in text
-
-
 def test_the_adapter(digits_file: Path, tmp_path: Path) -> None:
     options = ClassifierOptions(network=str(VISION / "adapter.py"), rows=300, holdout=50, epochs=15)
     trained = train_classifier(digits_file, tmp_path / "model", options)

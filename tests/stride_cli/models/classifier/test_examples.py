@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.errors import CorpusError, MissingExtraError
+from stride_cli.errors import CorpusError
 from stride_cli.models.classifier.examples import (
     Columns,
     Examples,
@@ -64,31 +64,12 @@ def test_table_as_parquet_is_the_same(table_file: Path, tmp_path: Path) -> None:
     assert again.labels == plain.labels and again.fingerprint() == plain.fingerprint()
 
 
-def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match="pyarrow"):
-        read_examples(table(tmp_path, "x", "data.parquet"), Columns(label="y"))
-
-
 def test_a_table_of_queries_may_lack_labels(tmp_path: Path) -> None:
     file = table(tmp_path, "b,a\n1,2\n3,4\n")
     columns = Columns(label="status", id="name", features=("a", "b"))
     examples = read_examples(file, columns, need_labels=False)
     assert examples.labels is None
     np.testing.assert_array_equal(examples.inputs, [[2, 1], [4, 3]])  # in the model's order
-
-
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        (np.array([3, -1], np.int8), ["3", "-1"]),
-        (np.array([True, False]), ["1", "0"]),
-        (np.array([2.0, 0.0]), ["2", "0"]),
-        (np.array(["cat ", "dog"]), ["cat", "dog"]),
-    ],
-)
-def test_label_names(values: np.ndarray, names: list[str]) -> None:
-    assert label_names(values, "here") == names
 
 
 @given(st.lists(st.integers(-20, 20), min_size=8, max_size=80))

@@ -86,19 +86,6 @@ def test_adapter(tmp_path: Path) -> None:
     assert len(split_network(network)[0]) == 3
 
 
-def test_features_and_classifier_are_parts_too() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-            self.classifier = nn.Linear(3, 2)
-
-    blocks, head = split_network(Net())
-    assert [type(block) for block in blocks] == [nn.Linear, nn.ReLU] and isinstance(head, nn.Linear)
-    with pytest.raises(ModelError, match="no blocks and head"):
-        split_network(nn.Linear(2, 2))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stride_cli.data.example_queries import queries_of_rows
-from stride_cli.errors import ModelError, NumericalError
-from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, checkpoint_steps, training_path
+from stride_cli.errors import NumericalError
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, training_path
 from stride_cli.models.classifier.directory import load_classifier
 from stride_cli.models.classifier.networks import NetworkSpec
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
@@ -121,16 +121,6 @@ def test_damping_solves_the_damped_system() -> None:
         solve_gates(g, torch.zeros(4, 4, dtype=torch.float64), damping=1.0)
 
 
-def test_of_wide_layers_some_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stride_cli.operators.layer_spaces._MOST_UNITS", 6)
-    model = make("mlp", (5,))
-    _, inside = fit_spaces(model, reader(model), SETTINGS).spaces  # type: ignore[arg-type]
-    V, U = inside.bases(0)  # type: ignore[attr-defined]
-    assert V.shape == (5, 5) and U.shape == (8, 6)
-    assert int((U.abs().sum(dim=1) > 0).sum()) == 6
-    torch.testing.assert_close(U.T @ U, torch.eye(6), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("curvature", ["exact", "kronecker"])
 def test_linear_and_exact_responses_agree(curvature: str) -> None:
     """Kronecker is what a classifier gets whose head is too large for an exact Fisher matrix."""
@@ -151,16 +141,6 @@ def test_default_spaces() -> None:
     assert make("mlp", (5,)).default_space("closed") == "head-matrix+linear-matrix"
     assert make("logistic", (5,)).default_space("closed") == "head-matrix"
     assert make("resnet9", (8, 8)).default_space("closed") == "logit"
-
-
-@given(st.integers(1, 500), st.integers(0, 20))
-def test_checkpoints_are_evenly_spaced(steps: int, count: int) -> None:
-    found = checkpoint_steps(steps, count)
-    assert found == sorted(set(found)) and all(0 < step < steps for step in found)
-    assert len(found) == min(count, steps - 1) or steps <= 2 * count
-    if steps > 4 * count and count:
-        gaps = np.diff([0, *found, steps])
-        assert gaps.max() - gaps.min() <= 1
 
 
 @pytest.fixture(scope="module")
@@ -191,16 +171,6 @@ def test_training_keeps_checkpoints(trained: Path) -> None:
     assert [share for _, share in path.checkpoints] == pytest.approx(
         [sum(rates[a:b]) / sum(rates) for a, b in ((0, 6), (6, 12), (12, 19))]
     )
-
-
-def test_a_checkpoint_of_another_run_is_refused(trained: Path) -> None:
-    folder = trained / "model" / "checkpoints"
-    (folder / "step-000006").rename(folder / "step-000600")
-    try:
-        with pytest.raises(ModelError, match="expected 1 to 24"):
-            training_path(load_classifier(trained / "model"))
-    finally:
-        (folder / "step-000600").rename(folder / "step-000006")
 
 
 def test_optimizers_that_rescale_have_no_time() -> None:

@@ -10,7 +10,6 @@ import pytest
 from stride_cli import permissions
 from stride_cli.errors import ModelError
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
-from stride_cli.permissions import Permissions, permitted
 from tests.stride_cli.models.classifier.test_commands import run
 
 CODE = """
@@ -99,12 +98,3 @@ def test_fingerprints_come_first(made: Path, foreign: Path) -> None:
     exit_code, _, err = run(f"query p115 --index {foreign}/run.stride --trust-code")
     assert exit_code == 3 and "was built for model" in err
     assert not (made / "marker").exists()
-
-
-def test_permissions_end_with_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STRIDE_GENERAL_ALLOW_DOWNLOAD", raising=False)
-    with permitted(Permissions(allow_download=True)):
-        assert permissions.may_download()
-        with permitted(Permissions()):
-            assert permissions.may_download()
-    assert not permissions.may_download()

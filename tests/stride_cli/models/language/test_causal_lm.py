@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.language.structure import block_stack
 
 ARCHITECTURES = [
     *("Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "NanoChat"),
@@ -38,16 +37,6 @@ def test_parts_equal_the_whole_at_every_layer(name: str, make_model: Maker) -> N
         hidden = lm.hidden(ids, layer)
         assert hidden.shape == (3, 20, 32)
         assert torch.equal(lm.logits(lm.continue_from(hidden, layer)), whole)
-
-
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXPERTS])
-def test_batch_size_may_change_on_the_way(name: str, make_model: Maker) -> None:
-    lm = CausalLM(make_model(name))
-    ids = some_ids(1, 20)
-    hidden = lm.hidden(ids, 1)
-    four = lm.logits(lm.continue_from(hidden.expand(4, -1, -1), 1))
-    one = lm.logits(lm.continue_from(hidden, 1))
-    assert torch.allclose(four, one.expand(4, -1, -1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)  # with experts, a step can move a token to another one
@@ -90,30 +79,6 @@ def test_padding_on_the_right_changes_nothing(make_model: Maker) -> None:
         a = lm.logits(lm.continue_from(lm.hidden(short, layer), layer))
         b = lm.logits(lm.continue_from(lm.hidden(padded, layer), layer))[:, :7]
         assert torch.allclose(a, b, atol=1e-5)
-
-
-def test_only_the_blocks_before_the_layer_are_run(make_model: Maker) -> None:
-    lm = CausalLM(make_model("Qwen2"))
-    runs = [0, 0, 0]
-    for number, block in enumerate(lm.blocks):
-        block.register_forward_hook(lambda *_, number=number: runs.__setitem__(number, runs[number] + 1))
-    hidden = lm.hidden(some_ids(2, 9), 1)
-    assert runs == [1, 0, 0]
-    lm.prepare(9)
-    runs[:] = [0, 0, 0]
-    lm.continue_from(hidden, 1)
-    assert runs == [0, 1, 1]
-
-
-def test_parameters_are_frozen_and_no_hook_stays(make_model: Maker) -> None:
-    model = make_model("GPT2")
-    lm = CausalLM(model)
-    lm.hidden(some_ids(2, 5), 2)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not model.training
-    for module in model.modules():
-        assert not module._forward_hooks and not module._forward_pre_hooks
-        assert "forward" not in module.__dict__
 
 
 def test_captured_calls_can_take_part_in_a_backward_pass(make_model: Maker) -> None:
@@ -174,17 +139,6 @@ def test_generation_ends_with_the_context(make_model: Maker) -> None:
         lm.generate([], 1)
 
 
-def test_a_sequence_beyond_the_context_is_refused(make_model: Maker) -> None:
-    lm = CausalLM(make_model("GPT2"))
-    with pytest.raises(QueryError, match="65 tokens"):
-        lm.hidden(some_ids(1, 65), 1)
-
-
-def test_a_layer_that_is_not_there(make_model: Maker) -> None:
-    with pytest.raises(ModelError, match="layer 4"):
-        CausalLM(make_model("Llama")).hidden(some_ids(1, 4), 4)
-
-
 def test_weights_that_are_not_finite(make_model: Maker) -> None:
     model = make_model("Llama")
     good = CausalLM(model)
@@ -228,10 +182,6 @@ def test_something_between_the_blocks_and_the_head_is_noticed(make_model: Maker)
     model.model.forward = doubling
     with pytest.raises(ModelError, match="does not give the model's own logits"):
         CausalLM(model)
-
-
-def test_experts_are_not_taken_for_the_blocks(make_model: Maker) -> None:
-    assert len(block_stack(make_model("Mixtral"))) == 3
 
 
 def test_tokenizer_and_vocabulary_must_fit(make_model: Maker, tokenizer: Any) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from stride_cli.corpus.own_config import own_config
 from stride_cli.models.fingerprints import state_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.causal_lm import CausalLM
@@ -143,9 +142,3 @@ def test_all_else_is_left_to_transformers(
     change(place)
     source = find_checkpoint(saved_model)
     assert load_own(type(source)(str(place), place), torch.float32) is None
-
-
-def test_its_configuration_alone(saved_model: Path, tmp_path: Path) -> None:
-    found = own_config(saved_model)
-    assert found is not None and found["max_position_embeddings"] == 64
-    assert own_config(tmp_path) is None

@@ -15,7 +15,6 @@ import pytest
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
 from stride_cli.models.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language import checkpoint
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.tokenizer import (
     OwnTokenizer,
@@ -145,11 +144,3 @@ def test_all_else_is_left_to_transformers(
     assert own_tokenizer(find_checkpoint(place), transformers_tokenizer) is not None
     change(place)
     assert own_tokenizer(find_checkpoint(place), transformers_tokenizer) is None
-
-
-def test_saved_again(saved_model: Path, tmp_path: Path) -> None:
-    checkpoint.load_weights(saved_model).save_pretrained(tmp_path)
-    load_tokenizer(saved_model).save_pretrained(tmp_path)
-    again = load_tokenizer(tmp_path)
-    assert isinstance(again, OwnTokenizer)
-    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(load_tokenizer(saved_model))

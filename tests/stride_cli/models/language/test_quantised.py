@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from stride_cli.errors import MissingExtraError, ModelError
+from stride_cli.errors import ModelError
 from stride_cli.models.language.checkpoint import load_weights
-from stride_cli.models.language.quantised import make_differentiable, missing_package, quantisation
+from stride_cli.models.language.quantised import make_differentiable, quantisation
 from stride_cli.models.linear_layers import layer_widths
 from stride_cli.models.loading import load_model
 from tests.stride_cli.commands.conftest import run_stride
@@ -148,13 +148,6 @@ def test_training_is_refused_before_anything_is_loaded(plain: Path, tmp_path: Pa
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="quantised \\(gptq\\), and cannot be trained"):
         load_weights(copy)
-
-
-def test_a_library_that_is_not_there_is_named() -> None:
-    found = missing_package(ImportError("no"), "bitsandbytes")
-    assert isinstance(found, MissingExtraError) and "stride-attribution[bitsandbytes]" in (found.fix or "")
-    other = missing_package(ImportError("Loading a GPTQ model\nrequires optimum"), "gptq")
-    assert "gptq" in str(other) and "requires optimum" in str(other)
 
 
 class _Rounding(torch.nn.Linear):

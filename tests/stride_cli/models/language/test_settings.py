@@ -91,12 +91,6 @@ def test_rotary_settings_have_one_form(model_dir: Path) -> None:
     assert found[0] == found[1] != found[2] == found[3]
 
 
-def test_a_gguf_file_has_none(quantized_model: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.gguf"
-    shutil.copy(quantized_model, other)
-    assert settings_fingerprint(quantized_model) == settings_fingerprint(other)
-
-
 def test_a_damaged_file_is_named(model_dir: Path) -> None:
     (model_dir / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json cannot be read"):

@@ -113,12 +113,6 @@ def test_gradients_are_those_of_the_whole_model(name: str, loaded: Loaded) -> No
     assert all(each.is_meta for each in model.blocks.parameters())
 
 
-def test_weights_in_the_models_own_precision_are_not_copied(loaded: Loaded) -> None:
-    whole, model = loaded("Llama", torch.bfloat16, streamed=False), loaded("Llama", torch.bfloat16)
-    wanted, found = (gate_gradients(steered(each), some_batch())[0] for each in (whole, model))
-    assert all(torch.equal(this, that) for this, that in zip(found, wanted, strict=True))
-
-
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of blocks' weights in memory, whenever one has come; the last is the most that there were."""
@@ -268,13 +262,6 @@ def test_what_cannot_be_streamed_says_so(
         load_model(saved_llama, device="cpu", stream=True)
 
 
-def test_damaged_weights_are_refused_as_ever(saved_llama: Path) -> None:
-    file = sorted(saved_llama.glob("*.safetensors"))[1]
-    file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(ModelError):
-        load_model(saved_llama, device="cpu", stream=True)
-
-
 @pytest.mark.slow
 def test_from_index_to_query(saved_llama: Path, corpus: str, tmp_path: Path) -> None:
     """Operators, answers and what is read are the whole model's; a plan and `model info` say what they do."""
@@ -297,15 +284,3 @@ def test_from_index_to_query(saved_llama: Path, corpus: str, tmp_path: Path) -> 
     assert [hit["document"] for hit in streamed["hits"]] == [hit["document"] for hit in whole["hits"]]
     for this, that in zip(streamed["hits"], whole["hits"], strict=True):
         assert this["influence"] == pytest.approx(that["influence"], rel=1e-5)
-
-
-def test_a_setting_asks_for_it_too(
-    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "stride.yaml").write_text("general:\n  stream: true\n")
-    seen: list[bool] = []
-    plain = streaming.stream_from_disk
-    monkeypatch.setattr(checkpoint, "stream_from_disk", lambda *given: (seen.append(True), plain(*given)))
-    assert run_stride(f"model info {saved_llama} --json").code == 0 and seen == [True]
-    assert run_stride(f"model info {saved_llama} --json --no-stream").code == 0 and seen == [True]
