@@ -106,8 +106,8 @@ def _follow(
 
     from index_format.reader import Index
     from stride_cli.corpus.build import append_to_index, compare_corpus
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
     from stride_cli.models.kinds import refuse_classifier
+    from stride_cli.models.language.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import path_of_model

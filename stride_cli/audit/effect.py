@@ -168,7 +168,7 @@ def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | N
 
     None where its recipe (or adapter) names none that is there, or one that reads other tokens.
     """
-    from stride_cli.models.fingerprints import cuts_alike
+    from stride_cli.models.language.fingerprints import cuts_alike
     from stride_cli.models.loading import Opener
     from stride_cli.operators.initial_residuals import recorded_base
 

@@ -13,6 +13,7 @@ from stride_cli.errors import QueryError
 
 if TYPE_CHECKING:
     from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
 
 
@@ -137,3 +138,9 @@ def own_inputs(model: AttributableModel, queries: QuerySet) -> tuple[QuerySet, n
         queries.texts,
     )
     return renumbered, np.asarray(table.take(np.array(added)), np.float64)
+
+
+def query_texts(workspace: Workspace, queries: QuerySet, rows: np.ndarray | range) -> list[str]:
+    """The text of the given queries: their token ids decoded, as those of chunks are."""
+    tokenizer = workspace.model.tokenizer
+    return [str(tokenizer.decode(queries.ids[int(row)], skip_special_tokens=True)) for row in rows]

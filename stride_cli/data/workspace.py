@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from index_format.reader import Index
     from stride_cli.data.batches import ChunkReader
-    from stride_cli.data.query_set import QuerySet
     from stride_cli.models.protocol import AttributableModel
 
 
@@ -168,9 +167,3 @@ def chunk_texts(workspace: Workspace) -> Iterator[str]:
 
     for start in range(0, workspace.n_chunks, TEXT_BLOCK):
         yield from workspace.texts(np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks)))
-
-
-def query_texts(workspace: Workspace, queries: QuerySet, rows: np.ndarray | range) -> list[str]:
-    """The text of the given queries: their token ids decoded, as those of chunks are."""
-    tokenizer = workspace.model.tokenizer
-    return [str(tokenizer.decode(queries.ids[int(row)], skip_special_tokens=True)) for row in rows]

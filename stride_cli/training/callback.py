@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from index_format.durable import make_directory, replace_file
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import RECORDED, Recipe, versions
 from stride_cli.models.language.structure import context_length
 from stride_cli.models.loading import model_fingerprint

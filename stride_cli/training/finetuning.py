@@ -9,8 +9,8 @@ from pathlib import Path
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.models.devices import resolve_device
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import Recipe, versions
 from stride_cli.models.language.structure import check_vocabulary, context_length
 from stride_cli.models.language.tokenizer import load_tokenizer

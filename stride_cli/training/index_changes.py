@@ -63,7 +63,7 @@ def append_documents(path: Path, corpus: Sequence[str], model: str | None, readi
 
     with progress("opening the index and its tokenizer"):
         from stride_cli.corpus.build import append_to_index
-        from stride_cli.models.fingerprints import tokenizer_fingerprint
+        from stride_cli.models.language.fingerprints import tokenizer_fingerprint
         from stride_cli.models.language.tokenizer import load_tokenizer
         from stride_cli.models.loading import path_of_model
 

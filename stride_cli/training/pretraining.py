@@ -13,8 +13,8 @@ from stride_cli import output
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.models.devices import resolve_device
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import train_bpe
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import Architecture, LateStarts, Recipe, versions
 from stride_cli.models.language.nanochat import build_model, choose_architecture
 from stride_cli.training.epoch_batches import later_starts

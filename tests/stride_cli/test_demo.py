@@ -10,8 +10,8 @@ import pytest
 
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.demo.demo_model import CORPUS, MODEL, OPTIONS, copy_demo_model
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.training.language_loop import mean_loss

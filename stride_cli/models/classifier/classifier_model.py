@@ -204,7 +204,7 @@ class ClassifierModel:
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            from stride_cli.models.fingerprints import state_fingerprint
+            from stride_cli.models.language.fingerprints import state_fingerprint
 
             statistics = [self.standardisation.mean.tolist(), self.standardisation.deviation.tolist()]
             text = json.dumps([state_fingerprint(self.model), self.classes, self.shape, statistics])

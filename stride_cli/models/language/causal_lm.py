@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
-from stride_cli.models.fingerprints import state_fingerprint, tokenizer_fingerprint
 from stride_cli.models.kinds import Kind
 from stride_cli.models.language.files import files_fingerprint
+from stride_cli.models.language.fingerprints import state_fingerprint, tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
 from stride_cli.models.language.lora import trained_matrices
 from stride_cli.models.language.objective import (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.workspace import chunk_texts, query_texts, require_text
+from stride_cli.data.query_set import query_texts
+from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, entries, option, takes
 from stride_cli.randomness import stream

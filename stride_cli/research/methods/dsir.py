@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.workspace import chunk_texts, query_texts, require_text
+from stride_cli.data.query_set import query_texts
+from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError, require_extra
 from stride_cli.research.methods.lexical import sparse_bytes
 from stride_cli.research.methods.protocol import query_blocks

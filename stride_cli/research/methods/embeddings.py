@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.workspace import query_texts, require_text
+from stride_cli.data.query_set import query_texts
+from stride_cli.data.workspace import require_text
 from stride_cli.errors import ModelError, UsageError, require_extra
 from stride_cli.research.methods.protocol import query_blocks
 from stride_cli.research.methods.vectors import VectorTable

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.attribution.shared_pairs import shared_pairs
-from stride_cli.data.workspace import chunk_texts, query_texts, require_text
+from stride_cli.data.query_set import query_texts
+from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError, require_extra
 from stride_cli.research.methods.protocol import query_blocks
 

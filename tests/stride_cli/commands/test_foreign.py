@@ -112,7 +112,7 @@ def test_a_copy_of_the_index_alone_knows_the_way_on_this_machine(
 def test_changed_settings_are_refused_with_both_fingerprints(
     run, together: Path, changes: dict[str, Any]
 ) -> None:
-    from stride_cli.models.fingerprints import settings_fingerprint
+    from stride_cli.models.language.fingerprints import settings_fingerprint
 
     model = together / "model"
     before = settings_fingerprint(model)

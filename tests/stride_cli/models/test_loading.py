@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from stride_cli.errors import ModelError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer, transformers_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 

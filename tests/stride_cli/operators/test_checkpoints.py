@@ -20,7 +20,7 @@ from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import register
 from stride_cli.errors import ModelError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import Opener
 from stride_cli.operators import fitting, saving
@@ -179,7 +179,7 @@ def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path,
     from index_format.verify import verify
     from stride_cli.corpus.build import append_to_index
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.language.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.tokenizer import load_tokenizer
 
     index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
 def test_another_tokenizer_is_refused_before_anything_is_fitted(
     run_folder: Path, bare: Path, tmp_path: Path
 ) -> None:
-    from stride_cli.models.fingerprints import tokenizer_fingerprint
+    from stride_cli.models.language.fingerprints import tokenizer_fingerprint
     from stride_cli.training.pretraining import TrainOptions, train_model
 
     other = tmp_path / "other"

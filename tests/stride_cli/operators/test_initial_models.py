@@ -15,7 +15,7 @@ from stride_cli.corpus.build import append_to_index
 from stride_cli.corpus.plan import CorpusCounts, plan_index
 from stride_cli.data.batches import BEFORE, packed, unpacked
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
 from stride_cli.training.finetuning import finetune_model

@@ -20,7 +20,7 @@ from stride_cli.attribution.estimates import Estimates
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.operators import corpus_pass, gradient_sums, redundancy, store
 from stride_cli.operators import projection_pass as module

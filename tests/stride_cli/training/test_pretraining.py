@@ -19,8 +19,8 @@ import torch
 
 from index_format.errors import StorageFull
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import choose_architecture, load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer

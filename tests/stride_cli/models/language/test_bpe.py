@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.bpe import SMALLEST_VOCABULARY, train_bpe
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 
 BPE = train_bpe(["the cat sat on the mat", "the dog sat on the log"] * 3, vocab_size=270, context_length=64)
 

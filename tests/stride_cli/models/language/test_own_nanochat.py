@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from stride_cli.models.fingerprints import state_fingerprint
 from stride_cli.models.language import checkpoint
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.fingerprints import state_fingerprint
 from stride_cli.models.language.language_recipe import Architecture
 from stride_cli.models.language.nanochat import NanoChatForCausalLM, build_model, load_own, new_own
 from stride_cli.models.language.tokenizer import load_tokenizer

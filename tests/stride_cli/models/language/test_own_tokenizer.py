@@ -14,8 +14,8 @@ import pytest
 
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
-from stride_cli.models.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import (
     OwnTokenizer,
     load_tokenizer,

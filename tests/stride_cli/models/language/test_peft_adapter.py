@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from stride_cli.corpus.adapter_base import based_on
 from stride_cli.errors import ModelError
-from stride_cli.models.fingerprints import settings_fingerprint
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.fingerprints import settings_fingerprint
 from stride_cli.models.loading import load_model, model_fingerprint
 from tests.stride_cli.commands.conftest import run_stride
 

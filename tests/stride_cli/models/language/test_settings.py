@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stride_cli.errors import ModelError
-from stride_cli.models.fingerprints import settings_fingerprint
 from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.fingerprints import settings_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 
 
