@@ -41,13 +41,13 @@ class RecoveryOptions(Options):
     measure: str = option(
         "auto",
         "auto, linear (one backward pass) or exact (K steered continuations).",
+        flag="query.measure",
         choices=("auto", "linear", "exact"),
         setting=True,
-        panel=MORE,
     )
     nonneg: bool = option(False, "Recover supporting influences only.", setting=True, panel=MORE)
     intercept: bool | None = option(
-        None, "Fit no constant offset (the paper's form).", flag="--no-intercept", setting=True, panel=MORE
+        None, "Fit a constant offset; the paper's form has none.", flag="query.intercept", setting=True
     )
     read: int | None = option(
         None,
@@ -60,29 +60,27 @@ class RecoveryOptions(Options):
     )
     estimate: str = option(
         "auto",
-        "What chunks that are not read count with: auto, what projections, shared pairs of tokens and "
-        "subsets say of them together, where the index keeps projections; subsets, the recovery alone.",
+        "Estimate the other chunks by projections, shared pairs of tokens and subsets (auto), or by the "
+        "recovery alone (subsets).",
+        flag="query.estimate",
         choices=("auto", "subsets"),
         setting=True,
-        panel=MORE,
     )
     redundancy: float | None = option(
         None,
-        "Let chunks that say the same share what they explain, by so many chunks of ridge: the fewer, the "
-        "more is shared. 0: every chunk counts as if it said it alone. [10 where chunks are estimated; "
-        "classifiers: 0]",
+        "Let near-duplicates share credit, with a ridge of so many chunks; 0: they do not. [10 where chunks "
+        "are estimated; classifiers: 0]",
+        flag="query.redundancy",
         low=0,
         high=1e6,
         setting=True,
         example=10,
-        panel=MORE,
     )
     shrink: bool = option(
         True,
-        "Show the Lasso's weights; small ones are not made smaller.",
-        flag="--no-shrink",
+        "Make small influences smaller, where they are mostly noise.",
+        flag="query.shrink",
         setting=True,
-        panel=MORE,
     )
     batch_size: int = option(8, low=1)
 
@@ -104,7 +102,9 @@ class QueryOptions(RecoveryOptions):
 
     top: int = option(10, "Supporting documents to show. [10]", low=0, setting=True)
     bottom: int = option(0, "Opposing documents to show. [0]", low=0, setting=True, example=10)
-    max_new_tokens: int = option(16, "Length of the model's continuation. [16]", low=1, setting=True)
+    max_new_tokens: int = option(
+        16, "Length of the model's continuation. [16]", flag="query.max_new_tokens", low=1, setting=True
+    )
     chat: bool | None = chat_option()
     check: bool = option(
         False,

@@ -97,8 +97,9 @@ class Settings:
         )
         if options.redundancy and not estimated:
             raise UsageError(
-                "--redundancy needs a projection of every chunk, and to estimate by it",
-                fix="leave out --redundancy and --estimate, or make projections: stride train --project 8192",
+                "query.redundancy needs a projection of every chunk, and to estimate by it",
+                fix="leave out query.redundancy and query.estimate, or make projections: stride train "
+                "--project 8192",
             )
         reads = default_reads(workspace, operators) if options.read is None else options.read
         return cls(

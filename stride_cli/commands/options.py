@@ -81,7 +81,7 @@ class Flags:
         self._entries = {
             name: entry
             for name, entry in wanted.items()
-            if entry.about.help and not entry.flag.startswith(FIELD)
+            if entry.about.help and entry.flag.startswith("--") and not entry.flag.startswith(FIELD)
         }
         self.parameters = {name: self._parameter(entry) for name, entry in self._entries.items()}
         if self._fields:

@@ -279,11 +279,11 @@ def test_every_option_of_a_command_has_a_help_text_and_a_flag_of_its_own() -> No
 
 
 def test_what_is_not_given_is_left_to_settings() -> None:
-    flags = Flags(QueryOptions, only=("top", "shrink", "chat", "bottom"), bottom={"default": 3})
-    values = {"top": None, "no_shrink": False, "chat": None, "bottom": 3, "other": 1}
-    assert flags.given(values) == {"bottom": 3} and values == {"other": 1}
-    values = {"top": 0, "no_shrink": True, "chat": False, "bottom": 0}
-    assert flags.given(values) == {"top": 0, "shrink": False, "chat": False, "bottom": 0}
+    flags = Flags(QueryOptions, BuildOptions, only=("top", "store_text", "chat"), top={"default": 3})
+    values = {"top": 3, "no_text": False, "chat": None, "other": 1}
+    assert flags.given(values) == {"top": 3} and values == {"other": 1}
+    values = {"top": 0, "no_text": True, "chat": False}
+    assert flags.given(values) == {"top": 0, "store_text": False, "chat": False}
 
 
 def test_fields_share_a_flag() -> None:

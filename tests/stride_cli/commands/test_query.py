@@ -363,6 +363,6 @@ def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
     answer = session.query("The French Revolution began in", alone)
     assert answer.read == 0 and not answer.estimated and "read" not in answer.seconds
     assert answer.redundancy == 0
-    with pytest.raises(UsageError, match="--redundancy needs a projection"):
+    with pytest.raises(UsageError, match="redundancy needs a projection"):
         session.query("The French Revolution began in", replace(alone, redundancy=3.0))
     assert answer.supporters
