@@ -32,8 +32,8 @@ class About:
     Attributes
     ----------
     help : str                  "": an option of the Python interface only
-    flag : str                  "": --name; one that begins with --no- is a switch, and sets False; without dashes
-                                it is none: a setting, and an option of methods and of Python
+    flag : str                  "": --name; one that begins with --no- is a switch, and sets False; one
+                                without dashes is none: a setting, and an option of methods and of Python
     short : str                 a second flag
     off : str                   of a switch that is left open where it is not given: the flag that sets False
     low, above, high : float    least and most, and what a value has to exceed
