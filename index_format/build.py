@@ -24,8 +24,17 @@ from index_format.confined import refuse_strange_files
 from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexIncomplete, IndexVersionError
 from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec, partial_path
-from index_format.manifest import MANIFEST, Files, encode_manifest, read_manifest
-from index_format.metadata import MOST_AXES, MOST_VALUES, ZARR_JSON, array_json, group_json
+from index_format.manifest import (
+    MANIFEST,
+    MOST_AXES,
+    MOST_VALUES,
+    ZARR_JSON,
+    Files,
+    array_json,
+    encode_manifest,
+    group_json,
+    read_manifest,
+)
 from index_format.shards import ShardedArray, ShardWriter
 from index_format.soundness import Soundness
 

@@ -33,8 +33,15 @@ from index_format.layout import (
     partial_path,
 )
 from index_format.location import Given, Location, is_elsewhere, local_directory, locate
-from index_format.manifest import MANIFEST, Group, read_document, read_group
-from index_format.metadata import ZARR_JSON, ArrayMetadata, parse_group
+from index_format.manifest import (
+    MANIFEST,
+    ZARR_JSON,
+    ArrayMetadata,
+    Group,
+    parse_group,
+    read_document,
+    read_group,
+)
 from index_format.shards import ShardedArray, map_array, ranges
 from index_format.soundness import Soundness
 

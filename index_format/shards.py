@@ -14,7 +14,7 @@ import numpy as np
 from index_format.confined import look_inside, open_inside
 from index_format.durable import make_directory, storage, write_all
 from index_format.errors import RESTORE, IndexDamaged
-from index_format.metadata import ArrayMetadata, chunk_name, rows_per_file
+from index_format.manifest import ArrayMetadata, chunk_name, rows_per_file
 
 Check = Callable[[str, os.stat_result, memoryview], None]
 _BLOCK_VALUES = 1 << 20

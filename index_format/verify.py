@@ -16,8 +16,7 @@ from index_format.design import offsets_of, row_sizes
 from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound
 from index_format.layout import STAGE_GROUPS
 from index_format.location import Given, locate
-from index_format.manifest import MANIFEST, Files, parse_manifest, read_document
-from index_format.metadata import ZARR_JSON
+from index_format.manifest import MANIFEST, ZARR_JSON, Files, parse_manifest, read_document
 from index_format.reader import Index, first_bad, local_copy, offset_ends, offsets_wrong
 from index_format.shards import ranges
 

@@ -25,8 +25,7 @@ from index_format.layout import (
     partial_path,
 )
 from index_format.location import Given, local_directory
-from index_format.manifest import MANIFEST, read_manifest
-from index_format.metadata import chunk_file
+from index_format.manifest import MANIFEST, chunk_file, read_manifest
 from index_format.reader import Index
 from index_format.shards import ranges
 

@@ -179,12 +179,12 @@ class Answer:
         ------
         MissingExtraError       pandas is not installed (extra "frames")
         """
-        from stride_cli.formats.frames import frame
+        from stride_cli.attribution.frames import frame
 
         return frame(self.to_record())
 
     def _repr_html_(self) -> str:
         """Render the answer for a notebook: the verdict, the response and its documents."""
-        from stride_cli.formats.frames import html_table
+        from stride_cli.attribution.frames import html_table
 
         return html_table(self.to_record())

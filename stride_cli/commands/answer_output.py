@@ -39,7 +39,7 @@ class AnswerOutput:
     def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """Yield what takes one record after the other."""
         if self.format == "csv":
-            from stride_cli.formats.frames import CsvTable
+            from stride_cli.attribution.frames import CsvTable
 
             yield CsvTable(sys.stdout).add
         elif self.format == "json":

@@ -302,7 +302,7 @@ def export(
 
     Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
     """
-    from stride_cli.corpus.export import EXPORTS
+    from stride_cli.corpus.summary import EXPORTS
     from stride_cli.opening import open_index
 
     opened = open_index(find_index(index))

@@ -308,7 +308,7 @@ def adapted(values: dict[str, Any]) -> Iterator[None]:
     if adapter is None:
         yield
         return
-    from stride_cli.corpus.adapter_base import based_on, is_adapter
+    from stride_cli.models.configuration import based_on, is_adapter
 
     if not is_adapter(adapter):
         raise UsageError(

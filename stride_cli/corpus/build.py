@@ -31,12 +31,10 @@ from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, chained, merged_digest
-from stride_cli.corpus.hub_files import pinned
-from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions
+from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
-from stride_cli.corpus.ranges import Range
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
-from stride_cli.corpus.sources import ReadLog, find_sources
+from stride_cli.corpus.sources import ReadLog, find_sources, pinned
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import is_hub_address
 from stride_cli.parallel import Workers
@@ -65,7 +63,7 @@ class IndexedModel:
         path: Recorded as the default model of later commands: a hub id, or a path as seen from the index.
         context: Its longest sequence in tokens, which no chunk exceeds.
         settings_fingerprint: Recorded, and compared as the others are.
-        most_subsets: K at most, where none is asked for (`context.subsets_bound`).
+        most_subsets: K at most, where none is asked for (`configuration.subsets_bound`).
     """
 
     tokenizer: Any

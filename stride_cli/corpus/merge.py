@@ -17,11 +17,9 @@ from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.build import append_design, settings_key, storage_errors, suffix_masks
-from stride_cli.corpus.documents import Document, chained, merged_digest
-from stride_cli.corpus.ids import SeenIds
-from stride_cli.corpus.options import DesignOptions
+from stride_cli.corpus.documents import Document, SeenIds, chained, merged_digest
+from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
-from stride_cli.corpus.ranges import Range
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.recorded_paths import recorded_path, recorded_places
 from stride_cli.version import __version__

@@ -41,7 +41,7 @@ def choose_design(
     """Choose K and d for n chunks: what is given, defaults for what is None.
 
     Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
-    `DEFAULT_GATE_BYTES` of gates allow; of a language model at most `most` (`context.subsets_bound`).
+    `DEFAULT_GATE_BYTES` of gates allow; of a language model at most `most` (`configuration.subsets_bound`).
     Default d: 10, at most K / 2 (a chunk in all subsets cannot be told from another).
 
     Raises:

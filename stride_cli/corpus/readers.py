@@ -14,14 +14,14 @@ from stride_cli.corpus.documents import (
     DocumentParser,
     Fields,
     Repeated,
+    SeenIds,
     bad,
     not_utf8,
     nul_found,
     too_long,
     type_name,
 )
-from stride_cli.corpus.ids import SeenIds
-from stride_cli.corpus.ranges import Range
+from stride_cli.corpus.options import Range
 from stride_cli.corpus.sources import ReadLog, Source, find_sources, total_bytes, unreadable
 from stride_cli.corpus.streams import (
     DamagedStream,

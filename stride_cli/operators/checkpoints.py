@@ -101,7 +101,7 @@ def find_checkpoints(index: Index, paths: Sequence[str | Path]) -> list[Checkpoi
 
 def _check_readable(index: Index, path: str) -> None:
     """Refuse a checkpoint that does not read the index's chunks: other tokens or classes, a short context."""
-    from stride_cli.corpus.context import context_length
+    from stride_cli.models.configuration import context_length
     from stride_cli.models.kinds import kind_of, kind_of_index
     from stride_cli.models.language.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.tokenizer import load_tokenizer

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stride_cli.corpus.adapter_base import base_name, is_adapter
 from stride_cli.data.batches import packed
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.configuration import base_name, is_adapter
 from stride_cli.models.language.files import find_offline
 from stride_cli.models.language.fingerprints import cuts_alike
 from stride_cli.models.language.language_recipe import read_recipe

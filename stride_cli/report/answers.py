@@ -1,15 +1,28 @@
-"""Read answers that `stride query --json` saved."""
+"""Read answers that `stride query --json` saved, and check them against their schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stride_cli.characters import shortened
 from stride_cli.errors import QueryError, UsageError
-from stride_cli.formats.saved_records import parse_records
+from stride_cli.schema import json_schema
 
+_ANSWER = "stride.answer/1"
 _FIX = "save answers with: stride query --file prompts.jsonl --json > answers.jsonl"
+_LARGEST = 1e100  # squares and sums of such numbers are finite
+_LARGEST_WHOLE = 2**63 - 1
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "null": (type(None),),
+}
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
@@ -27,9 +40,77 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
-    """Read answers from lines of JSON; keys that the record does not have are let be, and so are records of
-    prompts without an answer. Errors as `read_answers`."""
-    found = list(parse_records(lines, source, "stride.answer/1", fix=_FIX))
-    if not found:
+    """Read answers from lines of JSON, checked against their schema; errors as of `read_answers`.
+
+    Empty lines, records of prompts without an answer, and keys that the schema does not have are let be. A
+    byte that is not UTF-8 is half of a surrogate pair in `lines` ("surrogateescape").
+    """
+    schema = json_schema(_ANSWER)
+    answers = []
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix("\ufeff") if number == 1 else line
+        if not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            line.encode()
+            record = json.loads(line, parse_constant=_refuse)
+        except UnicodeEncodeError as error:
+            raise QueryError(f"{where} is not UTF-8, so it holds no record", fix=_FIX) from error
+        except RecursionError as error:
+            raise QueryError(f"{where} is no JSON: it is nested too deeply", fix=_FIX) from error
+        except ValueError as error:
+            reason = str(error).partition("; use sys.")[0]
+            raise QueryError(f"{where} is no JSON: {reason}", fix=_FIX) from error
+        found = record.get("schema") if isinstance(record, dict) else None
+        if found == "stride.bad_input/1":
+            continue
+        if found != _ANSWER:
+            what = f"a {shortened(str(found), 60)} record" if found else "no record of stride"
+            raise QueryError(f"{where} is {what} (expected {_ANSWER})", fix=_FIX)
+        if wrong := next(_problems(record, schema), None):
+            raise QueryError(f"{where} is a damaged {_ANSWER} record: {wrong}", fix=_FIX)
+        answers.append(record)
+    if not answers:
         raise QueryError(f"{source} holds no answer, and a report needs one or more", fix=_FIX)
-    return found
+    return answers
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _problems(value: Any, schema: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """Yield each place where a value differs from its schema."""
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    if "properties" in schema and not (value is None and "null" in kinds):
+        if not isinstance(value, dict):
+            yield f"{name} is {type(value).__name__} (expected an object)"
+            return
+        for key, part in schema["properties"].items():
+            inner = f"{name}.{key}" if name else key
+            if key in value and key != "seconds":  # seconds are not shown anywhere
+                yield from _problems(value[key], part, inner)
+            elif key in schema["required"] and key != "seconds":
+                yield f"{inner} is missing"
+    elif "items" in schema:
+        if not isinstance(value, list):
+            yield f"{name} is {type(value).__name__} (expected a list)"
+            return
+        for place, item in enumerate(value):
+            yield from _problems(item, schema["items"], f"{name}[{place}]")
+    elif "properties" not in schema:
+        yield from _problems_of_scalar(value, kinds, name)
+
+
+def _problems_of_scalar(value: Any, kinds: list[str], name: str) -> Iterator[str]:
+    types = tuple(kind for each in kinds for kind in _KINDS[each])
+    largest = _LARGEST if "number" in kinds else _LARGEST_WHOLE
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        yield f"{name} is {reprlib.repr(value)} (expected a {' or '.join(kinds)})"
+    elif value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
+        yield f"{name} is null (expected a number)"
+    elif isinstance(value, int | float) and not -largest <= value <= largest:
+        yield f"{name} is larger than any number that is measured"
+    elif name.endswith(".sign") and value not in ("supports", "opposes"):
+        yield f"{name} is {value!r} (expected supports or opposes)"

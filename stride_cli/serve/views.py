@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.formats.frames import CsvTable
+from stride_cli.attribution.frames import CsvTable
 from stride_cli.output import to_json
 from stride_cli.serve.overlaps import verbatim_runs
 

@@ -41,8 +41,8 @@ def build_index(
     CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
     from stride_cli.corpus import build
-    from stride_cli.corpus.context import context_length
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.configuration import context_length
     from stride_cli.models.language.fingerprints import settings_fingerprint, tokenizer_fingerprint
     from stride_cli.models.language.language_recipe import most_subsets
     from stride_cli.models.language.tokenizer import load_tokenizer

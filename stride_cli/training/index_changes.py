@@ -27,8 +27,8 @@ def plan_index(
     """
     from stride_cli.corpus import plan
     from stride_cli.corpus.build import survey_corpus
-    from stride_cli.corpus.context import context_length, subsets_bound
     from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
+    from stride_cli.models.configuration import context_length, subsets_bound
     from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.models.language.tokenizer import load_tokenizer
 

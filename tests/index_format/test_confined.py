@@ -18,8 +18,7 @@ from index_format.confined import is_inside, open_inside, refuse_strange_files
 from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexFormatError
 from index_format.layout import FORMAT_VERSION
-from index_format.manifest import MANIFEST, encode_manifest, read_manifest
-from index_format.metadata import encode_json
+from index_format.manifest import MANIFEST, encode_json, encode_manifest, read_manifest
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import GroupWriter, IndexWriter

@@ -16,8 +16,7 @@ from index_format.errors import (
     StageMissing,
 )
 from index_format.layout import FORMAT_VERSION
-from index_format.manifest import encode_manifest, read_manifest
-from index_format.metadata import encode_json
+from index_format.manifest import encode_json, encode_manifest, read_manifest
 from index_format.reader import Index
 from index_format.writer import IndexWriter
 

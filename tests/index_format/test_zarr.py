@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from index_format.layout import NUMBERS
-from index_format.metadata import (
+from index_format.manifest import (
     ArrayMetadata,
     array_json,
     decode_json,

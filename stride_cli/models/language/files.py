@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stride_cli.corpus.adapter_base import ADAPTER_CONFIG, adapter_config, base_name, is_adapter, names_hub
 from stride_cli.errors import ModelError, first_line
+from stride_cli.models.configuration import ADAPTER_CONFIG, adapter_config, base_name, is_adapter, names_hub
 from stride_cli.permissions import may_download, variable
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from stride_cli.corpus.adapter_base import is_adapter
-from stride_cli.corpus.context import subsets_bound
 from stride_cli.errors import ModelError
+from stride_cli.models.configuration import is_adapter, subsets_bound
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1

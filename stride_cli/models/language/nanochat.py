@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stride_cli.corpus.own_config import own_config, read_object
 from stride_cli.errors import UsageError
+from stride_cli.models.configuration import own_config, read_object
 from stride_cli.models.language.files import Source
 from stride_cli.models.language.language_recipe import Architecture
 

@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stride_cli.corpus.own_config import own_config, read_object
 from stride_cli.errors import ModelError, first_line, require_extra
+from stride_cli.models.configuration import own_config, read_object
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint
 from stride_cli.startup import without_collection
 

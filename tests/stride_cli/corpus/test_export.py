@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.corpus import export
+from stride_cli.corpus import summary as export
 
 from .test_build import small_index, some_records
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stride_cli.corpus.build import IndexedModel, _recorded_sources, build_index
-from stride_cli.corpus.hub_files import pinned
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.readers import ReadOptions, read_documents
+from stride_cli.corpus.sources import pinned
 from stride_cli.errors import CorpusError, MissingExtraError, UsageError
 from stride_cli.hub import HubAddress
 from tests.hub_server import Hub, only_hub

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index_format.errors import StorageFull
-from stride_cli.corpus import ids as module
-from stride_cli.corpus.ids import SeenIds
+from stride_cli.corpus import documents as module
+from stride_cli.corpus.documents import SeenIds
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

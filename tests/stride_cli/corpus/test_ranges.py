@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli.corpus.ranges import Range
+from stride_cli.corpus.options import Range
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import CorpusError, EmptyRange, UsageError
 

@@ -264,7 +264,7 @@ def warm_up(
 
 def _start(workspace: Workspace, recipe: Recipe | None) -> torch.nn.Module:
     """Load the model that the warm-up starts from, fp32."""
-    from stride_cli.corpus.adapter_base import base_name, is_adapter
+    from stride_cli.models.configuration import base_name, is_adapter
     from stride_cli.models.language.checkpoint import load_weights
     from stride_cli.training.initial_model import base_weights
 

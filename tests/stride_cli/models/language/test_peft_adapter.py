@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stride_cli.corpus.adapter_base import based_on
 from stride_cli.errors import ModelError
+from stride_cli.models.configuration import based_on
 from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.fingerprints import settings_fingerprint
 from stride_cli.models.loading import load_model, model_fingerprint

@@ -6,17 +6,17 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import NoneType, UnionType
-from typing import IO, Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import IO, Any
 
 from stride_cli.characters import cell, html_text, printable, shortened
 from stride_cli.errors import require_extra
-from stride_cli.schema.answer_records import HitRecord, HitRow
+from stride_cli.schema import json_schema
+from stride_cli.schema.answer_records import HitRecord
 
 Row = dict[str, Any]
 _PASSAGE = 240  # characters of a passage in a notebook
 # stated, because a column may be empty, and pandas could not infer its type
-_DTYPES = {str: "string", float: "float64", int: "int64", bool: "boolean"}
+_DTYPES = {"string": "string", "number": "float64", "integer": "int64", "boolean": "boolean"}
 _VERDICTS = {
     "clear": "the model knows this, and a document taught it",
     "weak": "the model knows this, but no document stands out: single none of them out",
@@ -29,12 +29,9 @@ _STYLE = "text-align:left;vertical-align:top"
 def hit_columns() -> dict[str, str]:
     """Map the columns of a hit, as ``stride schema stride.hit_row/1`` describes them, to pandas dtypes."""
     columns = {}
-    for name, hint in get_type_hints(HitRow, include_extras=True).items():
-        while get_origin(hint) in (NotRequired, Annotated):
-            hint = get_args(hint)[0]
-        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        kind = next(part for part in parts if part is not NoneType)
-        columns[name] = "Int64" if kind is int and NoneType in parts else _DTYPES.get(kind, "")
+    for name, part in json_schema("stride.hit_row/1")["properties"].items():
+        kinds = [part["type"]] if isinstance(part["type"], str) else part["type"]
+        columns[name] = "Int64" if kinds == ["integer", "null"] else _DTYPES[kinds[0]]
     del columns["schema"]
     return columns
 

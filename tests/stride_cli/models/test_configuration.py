@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stride_cli.corpus.context import context_length, subsets_bound
 from stride_cli.corpus.gate_budget import LINEAR_GATES, inside_gates
 from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import choose_design
 from stride_cli.errors import ModelError
+from stride_cli.models.configuration import context_length, subsets_bound
 
 
 @pytest.mark.parametrize(

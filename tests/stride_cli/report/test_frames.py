@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from stride_cli.attribution.frames import frame, hit_columns, html_table
 from stride_cli.attribution.options import FormatOptions
 from stride_cli.commands.answer_output import AnswerOutput
 from stride_cli.errors import MissingExtraError
-from stride_cli.formats.frames import frame, hit_columns, html_table
 from stride_cli.schema import records
 from tests.stride_cli.commands.test_rendering import answer
 

@@ -1,1 +1,0 @@
-"""Answers as tables (CSV, pandas, HTML), and saved answers read back."""

@@ -1,0 +1,208 @@
+"""Read a checkpoint's configuration, and find the base model of a LoRA adapter; no weights are loaded.
+
+A checkpoint that `stride model train` wrote is recognised, and read without transformers' modelling code:
+importing that takes longer than most commands compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS, most_subsets
+from stride_cli.errors import ModelError
+from stride_cli.remembered import recall, remember
+
+ADAPTER_CONFIG = "adapter_config.json"
+# a variable, so that processes that are started know it too
+_BASE_OF_ADAPTER = "STRIDE_BASE_OF_ADAPTER"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def names_hub(given: str) -> bool:
+    """Tell whether a string can be a model of the hub, and no path."""
+    looks_local = given.startswith((".", "/", "~")) or given.endswith(".gguf")
+    return not looks_local and _HUB_ID.fullmatch(given) is not None
+
+
+def is_adapter(path_or_id: str | Path) -> bool:
+    """Tell whether a path is that of an adapter without its base model."""
+    path = Path(path_or_id).expanduser()
+    return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
+
+
+@contextmanager
+def based_on(adapter: str, base: str | None) -> Iterator[None]:
+    """Put the adapter at a path on a base model, within and in processes that are started.
+
+    Afterwards it is remembered, for where the adapter names a base that is not on this machine. None: the
+    base that it names.
+    """
+    before = os.environ.get(_BASE_OF_ADAPTER)
+    if base is not None:
+        known = Path(base).expanduser()
+        base = str(known.absolute()) if known.exists() else base
+        place = _place(Path(adapter))
+        os.environ[_BASE_OF_ADAPTER] = json.dumps([place, base])
+    try:
+        yield
+        if base is not None:
+            remember("bases", hashlib.sha256(place.encode()).hexdigest(), base)
+    finally:
+        if base is not None and before is None:
+            del os.environ[_BASE_OF_ADAPTER]
+        elif before is not None:
+            os.environ[_BASE_OF_ADAPTER] = before
+
+
+def _place(adapter: Path) -> str:
+    return str(adapter.expanduser().resolve())
+
+
+def adapter_config(given: str, path: Path) -> dict[str, Any]:
+    """Read the configuration of the adapter at `path`; ModelError, naming `given`, where it is damaged."""
+    try:
+        config = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{ADAPTER_CONFIG} of adapter '{given}' cannot be read: {error}", fix="copy it again"
+        ) from None
+    return config
+
+
+def base_name(adapter: Path) -> tuple[str | None, bool]:
+    """Find the path or hub id of an adapter's base model, or None; and whether the user has given it.
+
+    The one that was given with it; the one that it names, there or beside the adapter; the one that it was
+    last given with.
+    """
+    place = _place(adapter)
+    given = os.environ.get(_BASE_OF_ADAPTER)
+    if given is not None and json.loads(given)[0] == place:
+        return str(json.loads(given)[1]), True
+    named = adapter_config(str(adapter), adapter).get("base_model_name_or_path")
+    if isinstance(named, str) and named:
+        path = Path(named).expanduser()
+        for found in (path, adapter.parent / path, adapter.parent / path.name):
+            if found.exists() and _place(found) != place:
+                return str(found), False
+    known = recall("bases", hashlib.sha256(place.encode()).hexdigest())
+    if known is not None and (Path(known).exists() or names_hub(known)):
+        return known, True
+    return (named if isinstance(named, str) and names_hub(named) else None), False
+
+
+_FIXED = {
+    "architectures": ["NanoChatForCausalLM"],
+    "model_type": "nanochat",
+    "hidden_act": "relu2",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+_SIZES = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings", "num_hidden_layers")
+_READ = {*_SIZES, "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "final_logit_softcapping"}
+_IDLE = {"transformers_version", "attention_dropout", "initializer_range", "use_cache", "dtype"}
+_OTHERS = {"rope_parameters", "bos_token_id", "eos_token_id"}
+
+
+def own_config(directory: Path) -> dict[str, Any] | None:
+    """Read config.json of a checkpoint of our own; None of any other, and of one whose settings were changed
+    to what our model code does not do."""
+    config = None if (directory / "adapter_config.json").is_file() else read_object(directory / "config.json")
+    if config is None or config.keys() - _IDLE != _FIXED.keys() | _READ | _OTHERS:
+        return None
+    fixed = all(config[name] == value for name, value in _FIXED.items())
+    rotary = config["rope_parameters"]
+    plain = rotary.keys() == {"rope_type", "rope_theta"} and rotary["rope_type"] == "default"
+    own = fixed and plain and config["num_key_value_heads"] == config["num_attention_heads"]
+    return config if own else None
+
+
+def read_object(file: Path) -> dict[str, Any] | None:
+    """Read the JSON object of a file; None where it holds none, or cannot be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# the names that model families give it; as in models/language/structure.py
+_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
+
+
+def context_length(path_or_id: str | Path) -> int | None:
+    """Return the longest sequence, in tokens, that a checkpoint has positions for; None when unknown.
+
+    Args:
+        path_or_id: A directory with config.json, a .gguf file or a directory with one, or a hub id.
+
+    Raises:
+        ModelError: The configuration cannot be read.
+    """
+    return _first(read_configuration(path_or_id), _NAMES)
+
+
+def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int:
+    """Return the most subsets of an index for a checkpoint, where none are asked for.
+
+    A large fine-tuned one has fewer. Raises as `context_length`.
+    """
+    # an adapter's layers have no more directions than its rank
+    if is_adapter(path_or_id) or not finetuned:
+        return MOST_WITH_PROJECTIONS
+    config = read_configuration(path_or_id)
+    depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
+    if depth is None or width is None:
+        return MOST_WITH_PROJECTIONS
+    return min(MOST_WITH_PROJECTIONS, most_subsets(depth, width))
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    """Return the first of these that a configuration has as a positive number."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def read_configuration(path_or_id: str | Path) -> Any:
+    """Read the configuration of a checkpoint's language model; raises as `context_length`."""
+    if is_adapter(path_or_id):
+        path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id
+    path = Path(path_or_id).expanduser()
+    if (own := own_config(path)) is not None:
+        return SimpleNamespace(**own)
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    options: dict[str, object] = {"trust_remote_code": False}
+    where: str | Path = str(path_or_id)
+    if path.is_file():
+        where, options["gguf_file"] = path.parent, path.name
+    elif path.is_dir():
+        where = path
+        ggufs = sorted(path.glob("*.gguf"))
+        if ggufs and not (path / "config.json").is_file():
+            options["gguf_file"] = ggufs[0].name
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return AutoConfig.from_pretrained(where, **options).get_text_config()
+    except Exception as error:  # OSError, ValueError, KeyError, JSON and GGUF errors
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"the configuration of '{path_or_id}' cannot be read: {reason}",
+            fix="copy its config.json again (stride model info PATH tells what is there)",
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
