@@ -64,12 +64,17 @@ class Effect:
     strongest_is_candidate: bool
 
 
+Shared = tuple["WorkspacePath", "SharingOptions"]  # where workers open the index, and who they are
+_Block = tuple[Sequence["Sample"], Sequence[Candidates]]
+
+
 def measure_effects(
     session: Session,
     samples: Sequence[Sample],
     candidates: Sequence[Candidates],
     *,
     lambda_ratio: float | None = None,
+    shared: Shared | None = None,
 ) -> Iterator[Effect]:
     """Measure loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
 
@@ -80,37 +85,23 @@ def measure_effects(
     ----------
     candidates : for each sample, the chunks that resemble it
     lambda_ratio : λ / λ_max; default: what the operators' fit asks for
+    shared : who measures, in the same blocks, and where they open the index; None: this process
 
     Yields
     ------
     Effect, one a sample, in order
     """
-    for block in _blocks(samples, candidates):
-        yield from _block_effects(session, block, lambda_ratio=lambda_ratio)
-
-
-def share_effects(
-    place: WorkspacePath,
-    samples: Sequence[Sample],
-    candidates: Sequence[Candidates],
-    sharing: SharingOptions,
-    *,
-    lambda_ratio: float | None = None,
-) -> Iterator[Effect]:
-    """Do `measure_effects` by several processes, each with the index open for itself; in the same blocks."""
     from stride_cli.attribution.sharing import SessionWork, shared_out
 
     task = partial(_block_effects, lambda_ratio=lambda_ratio)
-    for effects in shared_out(SessionWork(place, task), _blocks(samples, candidates), sharing):
+    starts = range(0, len(samples), _BLOCK)
+    blocks = ((samples[start : start + _BLOCK], candidates[start : start + _BLOCK]) for start in starts)
+    found: Iterator[list[Effect]] = (task(session, block) for block in blocks)
+    if shared is not None:
+        place, sharing = shared
+        found = shared_out(SessionWork(place, task), blocks, sharing)
+    for effects in found:
         yield from effects
-
-
-_Block = tuple[Sequence["Sample"], Sequence[Candidates]]
-
-
-def _blocks(samples: Sequence[Sample], candidates: Sequence[Candidates]) -> Iterator[_Block]:
-    for start in range(0, len(samples), _BLOCK):
-        yield samples[start : start + _BLOCK], candidates[start : start + _BLOCK]
 
 
 def _block_effects(session: Session, block: _Block, *, lambda_ratio: float | None) -> list[Effect]:

@@ -19,7 +19,7 @@ from stride_cli.audit.control_sets import (
     no_controls,
     steepness,
 )
-from stride_cli.audit.effect import Candidates, Effect, losses_before, measure_effects, share_effects
+from stride_cli.audit.effect import Candidates, Effect, Shared, losses_before, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
@@ -29,14 +29,10 @@ from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from stride_cli.attribution.options import SharingOptions
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, LexicalEvidence
-
-    Shared = tuple[WorkspacePath, SharingOptions]
 
 LEAKED, PRESENT = "leaked and learnt", "present, no effect"
 EFFECT, NOTHING = "effect without a copy", "no evidence"
@@ -137,7 +133,7 @@ def audit(
     controls : items that cannot be in the corpus; None: as the options say
     options : AuditOptions
     rejected : see `audit_files`; without it a QueryError is raised
-    shared : who measures effects, and where they open the index; None: this process
+    shared : as of `measure_effects`
 
     Returns
     -------
@@ -186,14 +182,12 @@ def audit(
         each.candidates(offsets, options.top, sum(map(len, sample.parts)))
         for each, sample in zip(compared, everything, strict=True)
     ]
-    if shared is None:
-        arriving = measure_effects(session, everything, candidates, lambda_ratio=options.lambda_ratio)
-    else:
-        place, sharing = shared
-        arriving = share_effects(place, everything, candidates, sharing, lambda_ratio=options.lambda_ratio)
     effects = []
+    measured = measure_effects(
+        session, everything, candidates, lambda_ratio=options.lambda_ratio, shared=shared
+    )
     with progress("influence", len(everything), unit="texts") as bar:
-        for effect in arriving:
+        for effect in measured:
             effects.append(effect)
             bar.advance()
     before = None if against.kind == "made" else losses_before(session, everything)

@@ -68,7 +68,7 @@ def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> 
 
 def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(
-        'The\n[1]\n{"id": "a", "prompt": "The", "response": " "}\nThe war\n'
+        'The\n{"prompt": 1}\n{"id": "a", "prompt": "The", "response": " "}\nThe war\n'
     )
     line = f"--file {tmp_path}/prompts.txt --index {workspace}/run.stride --top 1 --read 0 --on-bad record"
     reported = run(f"report {line} --out {tmp_path}/page.html --json")
@@ -79,9 +79,6 @@ def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> 
     (tmp_path / "answers.jsonl").write_text("\ufeff" + run(f"query {line}").out, encoding="utf-8")
     saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --json")
     assert saved.code == 0 and saved.records[0]["queries"] == 2
-    none = run(f'report " " --index {workspace}/run.stride --on-bad record --out {tmp_path}/none.html --json')
-    assert none.code == 2 and none.records[0]["source"] == "arguments" and none.records[0]["line"] == 1
-    assert not (tmp_path / "none.html").exists()
 
 
 def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
@@ -113,14 +110,13 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     [
         ("report --index {w}/run.stride --out {o}", "", "give prompts"),
         ('report "x" --file {w}/corpus.jsonl --index {w}/run.stride --out {o}', "", "one of them"),
-        ('report "" --index {w}/run.stride --out {o}', "", "a prompt is empty"),
+        ('report "" --index {w}/run.stride --out {o}', "", "the prompt is empty"),
         ('report - "x" --index {w}/run.stride --out {o}', "", "all prompts from stdin"),
         ("report - --index {w}/run.stride --out {o}", "\n", "stdin holds no prompt"),
         ("report --file {w}/none --index {w}/run.stride --out {o}", "", "there is no file"),
         ('report "x" --index {w}/none --out {o}', "", "none"),
         ('report "x" --index {w}/run.stride --out {w}/none/r.html', "", "there is no directory"),
         ('report "x" --index {w}/run.stride --out {w}', "", "is a directory"),
-        ("report 3 --index {w}/run.stride --out {o}", "", "an example of a classifier"),
         ('report "x" --read -2 --index {w}/run.stride --out {o}', "", "--read is -2"),
         ("report --answers {w}/none.jsonl --out {o}", "", "there is no file"),
         ("report --answers {w}/corpus.jsonl --out {o}", "", "corpus.jsonl:1 is no record of stride"),
