@@ -180,7 +180,7 @@ class Session:
         prompt : str or Query
             A prompt; of a classifier, the number or id of a row of the index's file, held out or not (and
             ``response`` a class, or "predicted"; default: the row's label). Or a finished query, for example
-            from `stride_cli.data.example_queries.file_queries`.
+            from `stride_cli.data.example_queries.asked_examples`.
         options : QueryOptions
         response, span : see `build_query`
         instead : str, optional      why not this response? See `stride_cli.data.queries.compared`

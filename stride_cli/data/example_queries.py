@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stride_cli.data.queries import Query
+from stride_cli.data.queries import Query, compared
 from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import QueryError
 from stride_cli.models.classifier.classifier_model import ClassifierModel
@@ -22,33 +22,48 @@ HELD_OUT = "held-out"
 PREDICTED = "predicted"
 
 
-def row_query(model: ClassifierModel, row: str | int, *, label: str | None = None) -> Query:
+def row_query(
+    model: ClassifierModel, row: str | int, *, label: str | None = None, instead: str | None = None
+) -> Query:
     """A row of the index's file as a query.
 
     Parameters
     ----------
     row : number (from 0) or id
     label : str, optional      whose loss is attributed: a class, or "predicted"; default: the row's own
+    instead : str, optional    a class that it might have been: the query is compared with that
 
     Raises
     ------
     QueryError      no such row or class
     """
-    number = find_row(model, row)
-    return example_queries(model, queries_of_rows(model, [number]), label=label)[0]
+    queries = queries_of_rows(model, [find_row(model, row)])
+    return next(_labelled(model, queries, label=label, instead=instead))
 
 
-def file_queries(model: ClassifierModel, source: str, *, label: str | None = None) -> Iterator[Query]:
-    """The examples of a file (or ``held-out``), one query each; see `row_query`.
+def asked_examples(
+    model: ClassifierModel, row: str | None, file: Path | None, label: str | None, instead: str | None = None
+) -> Iterator[Query]:
+    """Examples that a user asks about: one row, ``held-out``, or those of a file; see `row_query`.
 
-    Where the file has no labels, they are the model's own predictions, and the queries say ``generated``.
+    Where a file has no labels, they are the model's own predictions, and the queries say ``generated``.
+
+    Parameters
+    ----------
+    row : number or id, or "held-out"; None: `file` has them
     """
-    queries, predicted = _labelled(model, source)
-    for query in example_queries(model, queries, label=label):
+    if file is None and row != HELD_OUT:
+        assert row is not None
+        yield row_query(model, row, label=label, instead=instead)
+        return
+    queries, predicted = _read(model, HELD_OUT if file is None else file)
+    for query in _labelled(model, queries, label=label, instead=instead):
         yield replace(query, generated=query.generated or (predicted and label is None))
 
 
-def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | None = None) -> list[Query]:
+def _labelled(
+    model: ClassifierModel, queries: QuerySet, *, label: str | None, instead: str | None = None
+) -> Iterator[Query]:
     """Queries as `Session.query` takes them; `generated` where the label is the model's own prediction."""
     if label is not None and label != PREDICTED and label not in model.classes:
         raise QueryError(
@@ -56,7 +71,7 @@ def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | N
             + (" …)" if len(model.classes) > 12 else ")"),
             fix="give a class, or 'predicted'",
         )
-    found = []
+    others = None if instead is None else _labelled(model, queries, label=instead)
     for name, ids, weights in zip(queries.names, queries.ids, queries.weights, strict=True):
         own = int(ids[1])
         if label == PREDICTED:
@@ -64,8 +79,10 @@ def example_queries(model: ClassifierModel, queries: QuerySet, *, label: str | N
         elif label is not None:
             own = model.classes.index(label)
         prompt, response = f"row {name} → ", model.classes[own]
-        found.append(Query(prompt, response, np.array([ids[0], own]), weights, label == PREDICTED))
-    return found
+        query = Query(prompt, response, np.array([ids[0], own]), weights, label == PREDICTED)
+        yield (
+            query if others is None else compared(query, next(others), lambda each: str(model.classes[each]))
+        )
 
 
 def register(
@@ -119,11 +136,11 @@ def read_examples(model: ClassifierModel, source: str | Path) -> QuerySet:
     ------
     QueryError, CorpusError      no row was held out; the file cannot be read, or has other inputs
     """
-    return _labelled(model, source)[0]
+    return _read(model, source)[0]
 
 
-def _labelled(model: ClassifierModel, source: str | Path) -> tuple[QuerySet, bool]:
-    """As `read_examples`, and whether the labels are the model's own predictions: the file has none."""
+def _read(model: ClassifierModel, source: str | Path) -> tuple[QuerySet, bool]:
+    """As `read_examples`, and True where the file has no labels: they are the model's own predictions."""
     if str(source) == HELD_OUT and not Path(source).exists():
         if len(model.held_out) == 0:
             raise QueryError(
@@ -134,12 +151,11 @@ def _labelled(model: ClassifierModel, source: str | Path) -> tuple[QuerySet, boo
     if model.read_file is None:
         raise QueryError("this model was not loaded from a directory", fix="use register()")
     inputs, labels, names = model.read_file(str(source))
-    if labels is not None:
-        return register(model, inputs, labels, names), False
-    # the question is why the model predicts what it does
-    queries = register(model, inputs, np.zeros(len(inputs), np.int64), names)
-    ids = torch.from_numpy(np.stack(queries.ids))
-    return register(model, inputs, model.predict(ids).argmax(1).cpu().numpy(), names), True
+    predicted = labels is None
+    if labels is None:
+        unknown = register(model, inputs, np.zeros(len(inputs), np.int64), names)
+        labels = model.predict(torch.from_numpy(np.stack(unknown.ids))).argmax(1).cpu().numpy()
+    return register(model, inputs, labels, names), predicted
 
 
 def _queries(
@@ -162,27 +178,3 @@ def _queries(
         [np.array([0.0, 1.0], np.float32)] * len(numbers),
         names,
     )
-
-
-def asked_examples(
-    model: ClassifierModel, row: str | None, file: Path | None, label: str | None, instead: str | None = None
-) -> Iterator[Query]:
-    """Examples that a user asks about: one row, ``held-out``, or those of a file.
-
-    Parameters
-    ----------
-    row : number or id, or "held-out"; None: `file` has them
-    label : see `row_query`
-    instead : a class that they might have been; then each is compared with that
-    """
-    from stride_cli.data.queries import compared
-
-    if instead is not None:
-        own, others = (asked_examples(model, row, file, each) for each in (label, instead))
-        for query, other in zip(own, others, strict=True):
-            yield compared(query, other, lambda found: str(model.classes[found]))
-    elif file is not None or row == HELD_OUT:
-        yield from file_queries(model, HELD_OUT if file is None else str(file), label=label)
-    else:
-        assert row is not None
-        yield row_query(model, row, label=label)

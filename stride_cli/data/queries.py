@@ -195,108 +195,73 @@ def build_queries(
     max_new_tokens: int = 16,
     form: Form = "none",
 ) -> list[Query | StrideError]:
-    """`build_query` of several prompts, whose continuations are written together where they may be; in the
-    place of one that cannot be asked, its error.
+    """`build_query` of several prompts, whose continuations are written together where they may be.
 
     Parameters
     ----------
     asked : of "prompt" and, where there are, "response", "span" and "instead" (`compared`)
+
+    Returns
+    -------
+    list, in the order of `asked`; in the place of one that cannot be asked, its error
     """
-    found: list[Query | StrideError | None] = [None] * len(asked)
+    found: dict[int, Query | StrideError] = {}
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
     for number, each in enumerate(asked):
         try:
-            if each.get("instead") is not None and each.get("span") is not None:
-                raise QueryError(
-                    "a comparison is of the first token in which two responses differ, and a span is another "
-                    "part of the response",
-                    fix="leave out the span, or what the response is compared with",
-                )
-            begun[number] = _begun(model, **_texts(each), form=form)
+            begun[number] = _begun(model, each, form)
         except (QueryError, NumericalError) as error:
             found[number] = error
-    written = _written(
-        model, {n: ids for n, ids in begun.items() if asked[n].get("response") is None}, max_new_tokens
-    )
+    open_ended = [number for number in begun if asked[number].get("response") is None]
+    written = model.generate_each([begun[number] for number in open_ended], max_new_tokens)
+    continued = dict(zip(open_ended, written, strict=True))
     for number, prompt_ids in begun.items():
-        own = written.get(number)
-        if isinstance(own, StrideError):
-            found[number] = own
-            continue
+        each, own = asked[number], continued.get(number)
         try:
-            query = _finished(model, **_texts(asked[number]), form=form, ids=(prompt_ids, own))
-            instead = asked[number].get("instead")
-            found[number] = query if instead is None else _against(model, query, instead, prompt_ids)
+            if isinstance(own, StrideError):
+                raise own
+            query = _finished(model, each["prompt"], each.get("response"), form, prompt_ids, own)
+            if each.get("span") is not None:
+                query = _narrowed(model, query, each["span"], len(prompt_ids))
+            if each.get("instead") is not None:
+                query = _against(model, query, each["instead"], prompt_ids)
+            found[number] = query
         except (QueryError, NumericalError) as error:
             found[number] = error
-    return [each for each in found if each is not None]
+    return [found[number] for number in range(len(asked))]
 
 
-def _texts(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {"prompt": asked["prompt"], "response": asked.get("response"), "span": asked.get("span")}
-
-
-def _against(model: CausalLM, query: Query, instead: str, prompt_ids: list[int]) -> Query:
-    """The query, compared with another response to its prompt."""
-    check_text(instead, "what the response is compared with")
-    if not instead.strip():
+def _begun(model: CausalLM, asked: Mapping[str, Any], form: Form) -> list[int]:
+    """The tokens of a prompt, after which there is room for a continuation where none is given."""
+    prompt, response = asked["prompt"], asked.get("response")
+    if asked.get("instead") is not None and asked.get("span") is not None:
         raise QueryError(
-            "what the response is compared with is empty (expected some text)", fix='--instead "some text"'
+            "a comparison is of the first token in which two responses differ, and a span is another part of "
+            "the response",
+            fix="leave out the span, or what the response is compared with",
         )
-    other = _finished(
-        model, prompt=query.prompt, response=instead, span=None, form=query.form, ids=(prompt_ids, None)
-    )
-    decode, end = model.tokenizer.decode, model.tokenizer.eos_token_id
-    found = compared(query, other, lambda token: str(decode([token])), end)
-    if len(found.parts[0].ids) > model.context_length:  # an end was appended
-        raise _too_long(model, len(prompt_ids), len(found.parts[0].ids) - len(prompt_ids))
-    return found
-
-
-def _begun(model: CausalLM, *, prompt: str, response: str | None, span: str | None, form: Form) -> list[int]:
-    """The tokens of a prompt, of which a continuation can be written where none is given."""
-    for text, what in ((prompt, "prompt"), (response, "response"), (span, "span")):
-        if text is not None:
-            check_text(text, f"the {what}")
+    for what in ("prompt", "response", "span"):
+        if asked.get(what) is not None:
+            check_text(asked[what], f"the {what}")
     if not prompt.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     prompt_ids = prompt_tokens(model, prompt, form)
     if not prompt_ids:
-        raise QueryError(
-            "the model's tokenizer knows no character of the prompt",
-            fix="write it in characters that it knows",
-        )
+        raise _unknown("prompt")
     if response is None and model.context_length <= len(prompt_ids):
         raise _too_long(model, len(prompt_ids), 1)
     return prompt_ids
 
 
-def _written(
-    model: CausalLM, prompts: Mapping[int, list[int]], max_new_tokens: int
-) -> dict[int, list[int] | StrideError]:
-    """Greedy continuations by number of the prompt, or the error of one that has none."""
-    if len(prompts) > 1:
-        return dict(zip(prompts, model.generate_each(list(prompts.values()), max_new_tokens), strict=True))
-    found: dict[int, list[int] | StrideError] = {}
-    for number, ids in prompts.items():
-        try:
-            found[number] = list(model.generate(ids, min(max_new_tokens, model.context_length - len(ids))))
-        except (QueryError, NumericalError) as error:
-            found[number] = error
-    return found
-
-
 def _finished(
     model: CausalLM,
-    *,
     prompt: str,
     response: str | None,
-    span: str | None,
     form: Form,
-    ids: tuple[list[int], list[int] | None],
+    prompt_ids: list[int],
+    written: list[int] | None,
 ) -> Query:
-    """The query of a prompt's tokens and those of the continuation that the model wrote, if it did."""
-    prompt_ids, written = ids
+    """The query of a prompt's tokens and its response, or the continuation that the model wrote."""
     generated = response is None
     if response is None:
         response_ids = written or []
@@ -319,27 +284,65 @@ def _finished(
         raise _too_long(model, len(prompt_ids), len(response_ids))
     weights = np.zeros(len(joined), dtype=np.float32)
     weights[max(1, len(prompt_ids)) :] = 1.0
-    if span is not None:
-        weights *= _span_weights(model, prompt_ids, response_ids, response, span)
-    if not weights[1:].any():
-        what = "response" if span is None else "span"
-        raise QueryError(
-            f"the model's tokenizer knows no character of the {what}",
-            fix=f"give a {what} in characters that it knows",
-        )
+    if not weights.any():
+        raise _unknown("response")
     return Query(prompt, response, joined, weights, generated, form)
+
+
+def _narrowed(model: CausalLM, query: Query, span: str, n_prompt: int) -> Query:
+    """Score only the response tokens that overlap the span's characters."""
+    begin = query.response.find(span)
+    if not span or begin < 0:
+        raise QueryError(
+            f"the span {shortened(repr(span), 200)} is not in the response "
+            f"{shortened(repr(query.response), 200)}",
+            fix="give a part of the response verbatim",
+        )
+    weights = np.zeros_like(query.weights)
+    before = ""
+    for position in range(n_prompt, len(query.ids)):
+        written = query.ids[n_prompt : position + 1].tolist()
+        text = str(model.tokenizer.decode(written, skip_special_tokens=True))
+        if len(before) < begin + len(span) and len(text) > begin:
+            weights[position] = query.weights[position]
+        before = text
+    if not weights.any():
+        raise _unknown("span")
+    return replace(query, weights=weights)
+
+
+def _against(model: CausalLM, query: Query, instead: str, prompt_ids: list[int]) -> Query:
+    """The query, compared with another response to its prompt."""
+    check_text(instead, "what the response is compared with")
+    if not instead.strip():
+        raise QueryError(
+            "what the response is compared with is empty (expected some text)", fix='--instead "some text"'
+        )
+    other = _finished(model, query.prompt, instead, query.form, prompt_ids, None)
+    decode, end = model.tokenizer.decode, model.tokenizer.eos_token_id
+    found = compared(query, other, lambda token: str(decode([token])), end)
+    if len(found.parts[0].ids) > model.context_length:  # an end was appended
+        raise _too_long(model, len(prompt_ids), len(found.parts[0].ids) - len(prompt_ids))
+    return found
+
+
+def _unknown(what: str) -> QueryError:
+    return QueryError(
+        f"the model's tokenizer knows no character of the {what}",
+        fix=f"give a {what} in characters that it knows",
+    )
 
 
 def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
     """Choose the form of prompts: as the corpus has it, unless one is given.
 
-    A corpus is one of prompts with responses, or conversations, where more than half of its documents are;
-    where the index does not say how many are (of 0.2 and before), it is none.
+    A corpus has prompts with responses, or conversations, where more than half of its documents are such; an
+    index of 0.2 and before does not say how many are: it has none.
 
     Parameters
     ----------
-    chat : as the corpus's prompts with responses (in the chat template, where there is one or the corpus has
-        none of them), or as they stand; None: as most of the corpus
+    chat : True: as the corpus's prompts with responses (in the chat template, where there is one or the
+        corpus has none of them); False: as they stand; None: as most of the corpus
     """
     if workspace.model.table is not None or chat is False:
         return "none"
@@ -380,26 +383,6 @@ def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int
 
 def _encode(model: CausalLM, text: str) -> list[int]:
     return list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _span_weights(
-    model: CausalLM, prompt_ids: list[int], response_ids: list[int], response: str, span: str
-) -> np.ndarray:
-    """1 at the response tokens that overlap the span's characters."""
-    begin = response.find(span)
-    if not span or begin < 0:
-        raise QueryError(
-            f"the span {shortened(repr(span), 200)} is not in the response {shortened(repr(response), 200)}",
-            fix="give a part of the response verbatim",
-        )
-    weights = np.zeros(len(prompt_ids) + len(response_ids), dtype=np.float32)
-    before = ""
-    for position in range(len(response_ids)):
-        text = str(model.tokenizer.decode(response_ids[: position + 1], skip_special_tokens=True))
-        if len(before) < begin + len(span) and len(text) > begin:
-            weights[len(prompt_ids) + position] = 1.0
-        before = text
-    return weights
 
 
 def _too_long(model: CausalLM, prompt: int, response: int) -> QueryError:

@@ -11,7 +11,6 @@ from stride_cli.corpus.documents import type_name
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.corpus.documents import Document
     from stride_cli.data.queries import Form, Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -118,21 +117,16 @@ def as_queries(
 def _of_rows(model: ClassifierModel, asked: Sequence[Mapping[str, Any]]) -> Iterator[Query | StrideError]:
     """Rows of a classifier as queries, of their own label or of another; or the error of one that is none."""
     from stride_cli.data.example_queries import row_query
-    from stride_cli.data.queries import Query, compared
+    from stride_cli.data.queries import Query
 
     for each in asked:
-        row, label, instead = each["prompt"], each.get("response"), each.get("instead")
-        if isinstance(row, Query):
+        if isinstance(each["prompt"], Query):
             continue
+        label, instead = each.get("response"), each.get("instead")
         try:
-            found = row_query(model, row, label=label)
-            if instead is not None:
-                other = row_query(model, row, label=instead)
-                found = compared(found, other, lambda label: str(model.classes[label]))
+            yield row_query(model, each["prompt"], label=label, instead=instead)
         except (QueryError, NumericalError) as error:
             yield error
-        else:
-            yield found
 
 
 def read_texts(
@@ -178,19 +172,20 @@ def read_texts(
     for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
         if plain and document.prompt is not None:
             query = as_query(model, document.prompt, response=document.response)
-            if len(query.ids) > block_size:
-                raise _too_many(path, document, len(query.ids), block_size)
-            ids.append(query.ids)
-            weights.append(query.weights)
-            continue
-        chunks = cutter.chunks(encoded)
-        if len(chunks) != 1:
-            found = sum(len(chunk.tokens) for chunk in chunks)
-            raise _too_many(path, document, found, block_size)
-        weight = np.zeros(len(chunks[0].tokens), np.float32)
-        weight[scored_positions(chunks[0])] = 1.0
-        ids.append(np.asarray(chunks[0].tokens, np.int64))
-        weights.append(weight)
+            tokens, scored = query.ids, query.weights
+        else:
+            tokens = np.asarray(encoded.tokens, np.int64)
+            scored = np.zeros(len(tokens), np.float32)
+            for chunk in cutter.chunks(encoded)[:1]:  # more are refused
+                scored[scored_positions(chunk)] = 1.0
+        if len(tokens) > block_size:
+            raise QueryError(
+                f"{path}: query '{document.id}' has {len(tokens)} tokens (expected at most {block_size}, a "
+                "chunk)",
+                fix="shorten it, or split it into several queries",
+            )
+        ids.append(tokens)
+        weights.append(scored)
     return QuerySet(ids, weights, [d.id for d in documents], [d.plain_text for d in documents])
 
 
@@ -204,10 +199,3 @@ def named_file(path: str | Path) -> None:
             fix="write it to a file first, and give that",
         )
     raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")
-
-
-def _too_many(path: str | Path, document: Document, tokens: int, most: int) -> QueryError:
-    return QueryError(
-        f"{path}: query '{document.id}' has {tokens} tokens (expected at most {most}, a chunk)",
-        fix="shorten it, or split it into several queries",
-    )

@@ -36,9 +36,10 @@ class Speller(Letters):
 
 @pytest.fixture
 def model():
-    return SimpleNamespace(
-        tokenizer=Letters(), context_length=20, generate=lambda ids, count: [7] * min(count, 5)
-    )
+    def generate_each(prompts, count):
+        return [[7] * min(count, 5, 20 - len(ids)) for ids in prompts]
+
+    return SimpleNamespace(tokenizer=Letters(), context_length=20, generate_each=generate_each)
 
 
 def test_only_the_response_is_scored(model) -> None:
@@ -88,7 +89,7 @@ def test_what_cannot_be_asked_is_refused_with_a_remedy(
 
 
 def test_a_model_that_has_nothing_to_say(model) -> None:
-    model.generate = lambda ids, count: []
+    model.generate_each = lambda prompts, count: [[]]
     with pytest.raises(QueryError, match="no continuation"):
         build_query(model, "abc")
 
@@ -130,7 +131,7 @@ def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> 
         ["What is it? It is a lamp, and no oil is in it."], vocab_size=300, context_length=64
     )
     tokenizer.chat_template = tokenizer.chat_template if template else None
-    asker = SimpleNamespace(tokenizer=tokenizer, context_length=64)
+    asker = SimpleNamespace(tokenizer=tokenizer, context_length=64, generate_each=lambda prompts, count: [])
     document = Document("d", prompt="What is it?", response="It is a lamp.")
     (encoded,) = DocumentTokenizer(tokenizer, block_size=64).encode_batch([document])
     query = build_query(asker, "What is it?", response="It is a lamp.", form=form)
