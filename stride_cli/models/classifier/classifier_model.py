@@ -93,23 +93,20 @@ class InputTable:
         ------
         QueryError      no such number
         """
-        n, rows = self.n_chunks, len(self.data)
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
-            wrong = int(numbers.max()) if numbers.max() >= len(self) else int(numbers.min())
+        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
+        if len(wrong):
             raise QueryError(
-                f"there is no input number {wrong} (the model knows {len(self):,})",
+                f"there is no input number {wrong[0]} (the model knows {len(self):,})",
                 fix="give the file of the queries again (--queries FILE); from Python: register() its inputs",
             )
-        if (numbers < n + rows).all():
-            below = np.where(numbers < n, numbers, 0)
-            return self.data[np.where(numbers < n, self.chunk_rows[below] if n else 0, numbers - n)]
-        found = []
-        for number in numbers.tolist():
-            if number < n + rows:
-                found.append(self.data[self.chunk_rows[number] if number < n else number - n])
-            else:
-                found.append(self._added[number - n - rows])
-        return np.stack(found)
+        # 1. numbers → rows of the file; what was added comes behind them
+        chunks, rows = numbers < self.n_chunks, numbers - self.n_chunks
+        rows[chunks] = self.chunk_rows[numbers[chunks]]
+        # 2. all at once, where all are in the file
+        if (rows < len(self.data)).all():
+            return self.data[rows]
+        n = len(self.data)
+        return np.stack([self.data[row] if row < n else self._added[row - n] for row in rows.tolist()])
 
 
 _PROBE_ROWS = 2
@@ -278,15 +275,9 @@ class ClassifierModel:
         return _with_label_position(state.flatten(1))
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
-        """Blocks `layer`…end, from activations; differentiable in `hidden`.
+        """Continue activations (B, 2, d_layer), steered or not, to the penultimate features (B, 2, d_model).
 
-        Parameters
-        ----------
-        hidden : (B, 2, d_layer)      as from `hidden(ids, layer)`, possibly steered; position 1 is not read
-
-        Returns
-        -------
-        Tensor (B, 2, d_model): the penultimate features, zeros at position 1
+        Differentiable in `hidden`, of which position 1 is not read; zeros at position 1.
         """
         self._check_layer(layer)
         return self.advance(hidden, layer, self.n_layers)

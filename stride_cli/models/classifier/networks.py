@@ -8,13 +8,12 @@ the other and a head. Blocks are found as `blocks` (or `features`) and `head` (o
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import sys
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +100,18 @@ def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, se
         return _build_adapter(spec.adapter, tuple(shape), n_classes)
 
 
-class MLP(nn.Module):
+class _Network(nn.Module):
+    blocks: nn.ModuleList
+    head: nn.Linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        logits: Tensor = self.head(inputs)
+        return logits
+
+
+class MLP(_Network):
     """Fully connected layers with ReLU; weights N(0, 2 / fan-in), of the head N(0, 1 / fan-in), biases 0."""
 
     def __init__(self, n_inputs: int, widths: Sequence[int], n_classes: int) -> None:
@@ -113,11 +123,8 @@ class MLP(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.head = _linear(n_inputs, n_classes, 1.0)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return _run(self, inputs)
 
-
-class Logistic(nn.Module):
+class Logistic(_Network):
     """Multinomial logistic regression: one block that flattens, and a head that starts at 0."""
 
     def __init__(self, n_inputs: int, n_classes: int) -> None:
@@ -125,11 +132,8 @@ class Logistic(nn.Module):
         self.blocks = nn.ModuleList([nn.Flatten()])
         self.head = _linear(n_inputs, n_classes, 0.0)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return _run(self, inputs)
 
-
-class ResNet9(nn.Module):
+class ResNet9(_Network):
     """Nine weight layers: three stages of convolution and pooling, two residual pairs, mean over positions.
 
     Normalisation is by groups within an example, not over a batch: an example's logits then do not depend on
@@ -157,9 +161,6 @@ class ResNet9(nn.Module):
         )
         self.head = _linear(8 * w, n_classes, 1.0)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return _run(self, inputs)
-
 
 class _Image(nn.Module):
     """Inputs of any image layout as (B, C, H, W)."""
@@ -169,19 +170,18 @@ class _Image(nn.Module):
         side = math.isqrt(math.prod(shape))
         self.last = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
         if self.last:
-            self.size = (shape[2], shape[0], shape[1])
-        elif len(shape) == 3:
-            self.size = (shape[0], shape[1], shape[2])
+            shape = (shape[2], shape[0], shape[1])
         elif len(shape) == 2:
-            self.size = (1, shape[0], shape[1])
+            shape = (1, *shape)
         elif len(shape) == 1 and side * side == shape[0]:
-            self.size = (1, side, side)
-        else:
+            shape = (1, side, side)
+        elif len(shape) != 3:
             raise ModelError(
                 f"inputs of shape {tuple(shape)} are no images (expected (H, W), (C, H, W), (H, W, C) or a "
                 "square flattened)",
                 fix="use --network mlp",
             )
+        self.size = shape
         self.channels = self.size[0]
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -244,15 +244,7 @@ def split_network(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 def is_stackable(network: nn.Module) -> bool:
     """True where copies of a network can be trained together: without other state or random masks."""
     random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
-    return not any(isinstance(module, random) for module in network.modules()) and not any(
-        True for _ in network.buffers()
-    )
-
-
-def _run(network: Any, inputs: Tensor) -> Tensor:
-    for block in network.blocks:
-        inputs = block(inputs)
-    return network.head(inputs)
+    return not list(network.buffers()) and not any(isinstance(each, random) for each in network.modules())
 
 
 def _linear(n_inputs: int, n_outputs: int, variance: float) -> nn.Linear:
@@ -265,26 +257,21 @@ def _linear(n_inputs: int, n_outputs: int, variance: float) -> nn.Linear:
 def _build_adapter(source: str, shape: tuple[int, ...], n_classes: int) -> nn.Module:
     require_trust(source, "the network of this classifier")  # wherever it came from: a model, a recipe
     name = "stride_adapter_" + hashlib.sha256(source.encode()).hexdigest()[:16]
-    module = sys.modules.get(name)
     try:
-        if module is None:
-            spec = importlib.util.spec_from_loader(name, loader=None)
-            assert spec is not None
-            module = importlib.util.module_from_spec(spec)
+        if name not in sys.modules:
+            module = types.ModuleType(name)
             exec(compile(source, "<adapter file>", "exec"), module.__dict__)
             sys.modules[name] = module
-        make = getattr(module, ADAPTER_FUNCTION, None)
+        make = getattr(sys.modules[name], ADAPTER_FUNCTION, None)
         if not callable(make):
             raise ModelError(
                 f"the adapter file does not define `{ADAPTER_FUNCTION}`",
                 fix=f"def {ADAPTER_FUNCTION}(shape, n_classes): return torch.nn.Sequential(…)",
             )
         network = make(shape, n_classes)
-    except StrideError:
+    except (StrideError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever the user's code raises, SystemExit too
-        if isinstance(error, KeyboardInterrupt):
-            raise
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
         raise ModelError(
             f"the adapter file does not load{line}: {type(error).__name__}: {error}",

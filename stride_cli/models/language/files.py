@@ -14,6 +14,7 @@ from stride_cli.models.configuration import ADAPTER_CONFIG, adapter_config, base
 from stride_cli.permissions import may_download, variable
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
+_FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _NOT_MERGED = {
     "megatron_config": "of a Megatron model",  # peft would import a module that the file names
@@ -209,14 +210,12 @@ def _cached(name: str) -> Path | None:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    cached = _cached(name)
-    if cached is not None:
+    if (cached := _cached(name)) is not None:
         return cached
     reason = "and the hub is switched off (HF_HUB_OFFLINE)"
     if not os.environ.get("HF_HUB_OFFLINE"):
         try:
-            return Path(snapshot_download(name, allow_patterns=patterns))
+            return Path(snapshot_download(name, allow_patterns=_FETCHED))
         except Exception as error:
             reason = f"and the hub did not give one ({first_line(error)})"
     raise ModelError(
@@ -232,27 +231,17 @@ def weight_files(path_or_id: str | Path) -> list[Path]:
     Of an adapter: those of its base model, then its own.
     """
     source = find_checkpoint(path_or_id)
-    if source.base is not None:
-        return [*weight_files(source.base.given), _adapter_weights(source)]
     if source.gguf is not None:
         return [source.directory / source.gguf]
-    for pattern in _WEIGHTS:
-        files = sorted(source.directory.glob(pattern))
-        if files:
-            return files
+    before = [] if source.base is None else weight_files(source.base.given)
+    patterns = _WEIGHTS if source.base is None else _ADAPTER_WEIGHTS
+    for pattern in patterns:
+        if files := sorted(source.directory.glob(pattern)):
+            return before + files
+    what, library = ("", "") if source.base is None else ("adapter ", "peft's ")
     raise ModelError(
-        f"'{path_or_id}' has no weights ({', '.join(_WEIGHTS)})",
-        fix="give the directory that save_pretrained wrote",
-    )
-
-
-def _adapter_weights(source: Source) -> Path:
-    for name in _ADAPTER_WEIGHTS:
-        if (source.directory / name).is_file():
-            return source.directory / name
-    raise ModelError(
-        f"adapter '{source.given}' has no weights ({', '.join(_ADAPTER_WEIGHTS)})",
-        fix="give the directory that peft's save_pretrained wrote",
+        f"{what}'{source.given}' has no weights ({', '.join(patterns)})",
+        fix=f"give the directory that {library}save_pretrained wrote",
     )
 
 

@@ -111,9 +111,8 @@ def _sizes(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-_ENOUGH = (
-    0.99  # of the square of W − W₀ in its r leading directions: the rest is of rounding, or another base
-)
+# of the square of W − W₀ in its r leading directions: the rest is of rounding, or another base
+_ENOUGH = 0.99
 
 
 def trained_matrices(model: Any, recipe: Recipe) -> dict[nn.Module, AdapterMatrices]:

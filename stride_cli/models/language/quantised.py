@@ -17,9 +17,8 @@ from torch import nn
 
 from stride_cli.errors import MissingExtraError, ModelError, require_extra
 
-_TOLERANCE = (
-    0.05  # of the product of the lengths; bfloat16's rounding and that of activations to int8 are within
-)
+# of the product of the lengths; bfloat16's rounding and that of activations to int8 are within
+_TOLERANCE = 0.05
 _ROWS = 4
 
 

@@ -33,11 +33,13 @@ def largest_stack(model: nn.Module) -> nn.ModuleList:
     ------
     ModelError      there is none
     """
-    stacks = list(_outermost_stacks(model))
+    return _largest(list(_outermost_stacks(model)), f"{type(model).__name__}: no stack of blocks")
+
+
+def _largest(stacks: list[nn.ModuleList], none: str) -> nn.ModuleList:
     if not stacks:
         raise ModelError(
-            f"{type(model).__name__}: no stack of blocks",
-            fix="give a decoder-only transformer (Llama, Qwen2, OLMo-2, GPT-2, GPT-NeoX, NanoChat, …)",
+            none, fix="give a decoder-only transformer (Llama, Qwen2, OLMo-2, GPT-2, GPT-NeoX, NanoChat, …)"
         )
     return max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
 
@@ -71,21 +73,15 @@ def find_structure(model: Any, device: torch.device) -> Structure:
         raise ModelError(
             f"{name} has no output head", fix="give a causal language model (AutoModelForCausalLM)"
         )
-    stacks = list(_outermost_stacks(model))
     order: list[nn.Module] = []  # modules in the order in which they were entered
-    inside: list[nn.Module] = []  # those entered and not yet left
-    parents: dict[int, int] = {}  # position in `order` -> how deep
     outputs: dict[nn.Module, Any] = {}
     inputs: dict[nn.Module, Any] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parents[len(order)] = len(inside)
         order.append(module)
-        inside.append(module)
         inputs[module] = (args, kwargs)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        inside.pop()
         outputs[module] = output
 
     handles = []
@@ -108,13 +104,9 @@ def find_structure(model: Any, device: torch.device) -> Structure:
         places = [order.index(block) if order.count(block) == 1 else -1 for block in stack]
         return min(places) >= 0 and places == sorted(places)
 
-    stacks = [stack for stack in stacks if len(stack) and runs_in_order(stack)]
-    if not stacks or head not in outputs:
-        raise ModelError(
-            f"{name}: no stack of blocks that run one after the other before an output head",
-            fix="give a decoder-only transformer (Llama, Qwen2, OLMo-2, GPT-2, GPT-NeoX, NanoChat, …)",
-        )
-    blocks = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+    ordered = [stack for stack in _outermost_stacks(model) if len(stack) and runs_in_order(stack)]
+    none = f"{name}: no stack of blocks that run one after the other before an output head"
+    blocks = _largest(ordered if head in outputs else [], none)
     last, first_head = order.index(blocks[-1]), order.index(head)
     within = set(blocks[-1].modules())
     after = [index for index in range(last + 1, first_head) if order[index] not in within]
