@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -76,7 +76,6 @@ class Build:
         self._shard_bytes = shard_bytes
         self._arrays: dict[str, ShardWriter] = {}
         self._usable = False
-        self._committed = False
         self._resumed = False
         self._journal: Journal | None = None
         self._refuse_foreign()
@@ -84,8 +83,6 @@ class Build:
             self._check_free()
         self._lock = durable.DirectoryLock(self._partial)
         try:
-            self._recover()
-            self._check_free()
             self._begin(overwrite)
             self._usable = True
         except BaseException:
@@ -168,7 +165,7 @@ class Build:
         if self._journal is None:
             empty = all(entry.name == "lock" for entry in self._partial.iterdir())
         else:
-            empty = not self._committed and not self._has_scratch()
+            empty = not self._has_progress()
         if empty:
             self._remove()
         if self._journal is not None:
@@ -192,7 +189,7 @@ class Build:
         """Fill data/ with what an extension starts from."""
         raise NotImplementedError
 
-    def _validate(self, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
+    def _validate(self, attributes: Mapping[str, Any]) -> None:
         """Raise ValueError when what would be published is incomplete."""
 
     def _prepare(self) -> None:
@@ -220,20 +217,6 @@ class Build:
                 f"{self.path} already exists", fix="give another path, or replace it with --overwrite"
             )
 
-    def _recover(self) -> None:
-        """Finish, or undo, a publication that an earlier process was killed in."""
-        # killed between the two renames of a filesystem that cannot exchange: the old one goes back
-        replaced = self._partial / "replaced"
-        if replaced.exists() and not os.path.lexists(self.path):
-            replaced.rename(self.path)
-        journal = self._open_journal()
-        last = journal.entries[-1] if journal.entries else {}
-        if last.get("kind") == "publish" and _manifest_digest(self.path) == last["digest"]:
-            # killed after the rename: only the clearing up is missing
-            self._remove()
-            self._lock = durable.DirectoryLock(self._partial)
-            self._open_journal()
-
     def _open_journal(self) -> Journal:
         journal = Journal(self._partial / Journal.NAME)
         if not _plausible(journal.entries, self._prefix):
@@ -243,59 +226,59 @@ class Build:
                 fix=f"delete {self._partial}, and rerun the command from the start",
             )
         self._journal = journal
-        # the starting point of an extension is committed with state None, and can be made again
-        self._committed = any(entry.get("state") is not None for entry in journal.entries)
         return journal
 
     def _begin(self, overwrite: bool) -> None:
-        """Begin with a header, or go on from the last commit of the same build."""
-        journal = self._own_journal()
-        header = journal.entries[0] if journal.entries else None
-        # 1. an unfinished build of another release, or from other input, is refused or discarded
-        other = header is not None and header["format_version"] != FORMAT_VERSION
-        if header is not None and other and not overwrite:
-            raise IndexVersionError(
-                f"{self._partial} was begun in format version {header['format_version']}, "
-                f"this release writes {FORMAT_VERSION}",
-                fix="finish it with the release that began it, or discard it with --overwrite",
-            )
+        """Go on from the last commit of the same build, or begin anew with a header."""
+        # 1. a publication that was cut off is undone or finished: between the two renames of a filesystem
+        # that cannot exchange, the old one goes back; after them, only the clearing up is missing
+        replaced = self._partial / "replaced"
+        if replaced.exists() and not os.path.lexists(self.path):
+            replaced.rename(self.path)
+        journal = self._open_journal()
+        last = journal.entries[-1] if journal.entries else {}
+        if last.get("kind") == "publish" and _manifest_digest(self.path) == last["digest"]:
+            journal = self._clear()
+        self._check_free()
+        # 2. an unfinished build of another release, or from other input, is refused or discarded
         key = {"build_key": self._key, "extends": self._extends}
-        same = header is not None and all(header.get(name) == value for name, value in key.items())
-        self._resumed = same and not other
-        if header is not None and not self._resumed:
-            if (self._committed or self._has_scratch()) and not overwrite:
-                raise IndexIncomplete(
-                    f"{self._partial} is an unfinished build from other input or settings",
-                    fix="resume it with the command that began it, or discard it with --overwrite",
+        if journal.entries:
+            header = journal.entries[0]
+            other = header["format_version"] != FORMAT_VERSION
+            if other and not overwrite:
+                raise IndexVersionError(
+                    f"{self._partial} was begun in format version {header['format_version']}, "
+                    f"this release writes {FORMAT_VERSION}",
+                    fix="finish it with the release that began it, or discard it with --overwrite",
                 )
-            journal = self._discard()
-        # 2. a new build begins with a header
+            self._resumed = not other and all(header.get(name) == value for name, value in key.items())
+            if not self._resumed:
+                if self._has_progress() and not overwrite:
+                    raise IndexIncomplete(
+                        f"{self._partial} is an unfinished build from other input or settings",
+                        fix="resume it with the command that began it, or discard it with --overwrite",
+                    )
+                journal = self._clear()
+        # 3. a new build begins with a header
         if not self._resumed:
             sizes = {"format_version": FORMAT_VERSION, "shard_bytes": self._shard_bytes}
             journal.write({"kind": "header", **sizes, **key})
             durable.sync_directory(self._partial)
             durable.sync_directory(self._partial.parent)
-        # 3. its arrays go back to the last commit; those of an extension start as the old index's
+        # 4. its arrays go back to the last commit; those of an extension start as the old index's
         self._shard_bytes = journal.entries[0]["shard_bytes"]
         durable.make_directory(self._data)
-        self._restore()
+        self._restore(journal)
         if self._extends is not None and all(entry["kind"] != "commit" for entry in journal.entries):
             self._populate()
             self._commit(None)
 
-    def _discard(self) -> Journal:
-        self._own_journal().close()
-        for name in ("data", "scratch"):
-            shutil.rmtree(self._partial / name, ignore_errors=True)
-        (self._partial / Journal.NAME).unlink()
-        return self._open_journal()
-
-    def _restore(self) -> None:
+    def _restore(self, journal: Journal) -> None:
         """Bring data/ back to the last commit: arrays cut to their committed lengths, nothing else there."""
         # 1. what the commits say: lengths of the last one, digests of all
         last: dict[str, Any] = {"arrays": {}, "open": {}, "state": None}
         digests: dict[str, dict[int, str]] = {}
-        for entry in self._own_journal().entries:
+        for entry in journal.entries:
             if entry["kind"] == "commit":
                 last = {"open": {}, **entry}
                 for name, sealed in entry["sealed"].items():
@@ -349,8 +332,8 @@ class Build:
             durable.sync_directory(self._partial)
         # 2. the line that names them
         arrays = self._arrays.items()
-        journal = self._own_journal()
-        journal.write(
+        assert self._journal is not None
+        self._journal.write(
             {
                 "kind": "commit",
                 "arrays": {name: [each.dtype.name, each.tail, each.length] for name, each in arrays},
@@ -365,8 +348,7 @@ class Build:
         )
         for array in self._arrays.values():
             array.unsaved.clear()
-        self._committed |= state is not None
-        self.state = journal.entries[-1]["state"]
+        self.state = self._journal.entries[-1]["state"]
 
     # ---- publication ----
 
@@ -375,7 +357,7 @@ class Build:
         if "stride" in attributes:
             raise ValueError('publish() takes what is under the key "stride", not the key itself')
         attributes = {**attributes, "build_key": self._key}
-        self._validate(attributes, self._arrays)
+        self._validate(attributes)
         self._guarded(lambda: self._finish(attributes))
 
     def _finish(self, attributes: Mapping[str, Any]) -> None:
@@ -394,7 +376,8 @@ class Build:
         self._prepare()
         durable.sync_tree(self._data)
         # 2. one rename, or exchange, after a line that tells the next build what to look for
-        self._own_journal().write({"kind": "publish", "digest": digest})
+        assert self._journal is not None
+        self._journal.write({"kind": "publish", "digest": digest})
         if os.path.lexists(self.path) and self._replaces:
             durable.exchange(self._data, self.path, self._partial / "replaced")
         else:
@@ -410,30 +393,39 @@ class Build:
         durable.write_file(path, data)
         files[path.relative_to(self._data).as_posix()] = (len(data), hashlib.sha256(data).hexdigest())
 
-    def _remove(self) -> None:
-        """Delete the partial directory; the journal after the data, the lock last."""
+    # ---- what is in the partial directory ----
+
+    def _has_progress(self) -> bool:
+        """Check for what a resume would go on from: a commit, or a file of the builder's own."""
+        scratch = self._partial / "scratch"
+        entries = [] if self._journal is None else self._journal.entries
+        # the starting point of an extension is committed with state None, and can be made again
+        committed = any(entry.get("state") is not None for entry in entries)
+        return committed or (scratch.is_dir() and any(scratch.iterdir()))
+
+    def _clear(self) -> Journal:
+        """Delete what an earlier build has left; return an empty journal."""
+        self._delete()
+        return self._open_journal()
+
+    def _delete(self) -> None:
+        """Delete all but the lock, the journal after the data."""
         for name in ("data", "scratch", "replaced"):
             shutil.rmtree(self._partial / name, ignore_errors=True)
         if self._journal is not None:
             self._journal.close()
             self._journal = None
         (self._partial / Journal.NAME).unlink(missing_ok=True)
+
+    def _remove(self) -> None:
+        """Delete the partial directory, the lock last."""
+        self._delete()
         self._lock.remove()
         try:
             self._partial.rmdir()
             durable.sync_directory(self._partial.parent)
         except OSError:
             pass  # the next build has already begun in it
-
-    # ---- state ----
-
-    def _own_journal(self) -> Journal:
-        assert self._journal is not None
-        return self._journal
-
-    def _has_scratch(self) -> bool:
-        scratch = self._partial / "scratch"
-        return scratch.is_dir() and any(scratch.iterdir())
 
     def _check_usable(self) -> None:
         if not self._usable:

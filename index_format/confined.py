@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from index_format.errors import RESTORE, IndexDamaged
+from index_format.errors import IndexDamaged
 
 _REMEDY = (
     "an index holds plain files and directories only: remove it; where your own links are meant, "
@@ -86,18 +86,6 @@ def look_inside(root: Path, name: str) -> os.stat_result:
         return os.fstat(opened)
     finally:
         os.close(opened)
-
-
-def read_inside(root: Path, name: str, *, limit: int) -> bytes:
-    """Read a whole file below `root`; IndexDamaged also where it is longer than `limit` bytes."""
-    with os.fdopen(open_inside(root, name), "rb") as file:
-        length = os.fstat(file.fileno()).st_size
-        if length > limit:
-            raise IndexDamaged(
-                f"{root / name} has {length:,} bytes, more than the {limit:,} of any that stride writes",
-                fix=RESTORE,
-            )
-        return file.read()
 
 
 def refuse_strange_files(root: Path) -> None:

@@ -190,14 +190,12 @@ def link_tree(source: Path, target: Path, *, skip: tuple[str, ...] = ()) -> None
 def rename_new(source: Path, target: Path) -> None:
     """Rename, in one step, to a name that is free; IndexExists when it is not."""
     failure = _renameat2(source, target, _RENAME_NOREPLACE)
-    if failure in _UNSUPPORTED:
-        # os.rename would replace an empty directory only, and never one with something in it
-        failure = errno.EEXIST if os.path.lexists(target) else 0
-        if not failure:
-            source.rename(target)
-    if failure == errno.EEXIST:
+    unsupported = failure in _UNSUPPORTED
+    if failure == errno.EEXIST or (unsupported and os.path.lexists(target)):
         raise IndexExists(f"{target} has appeared while its build was running", fix="move it away and rerun")
-    if failure:
+    if unsupported:
+        source.rename(target)  # replaces an empty directory only, and never one with something in it
+    elif failure:
         raise OSError(failure, os.strerror(failure), str(source), None, str(target))
 
 

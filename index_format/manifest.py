@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +22,20 @@ from typing import Any
 
 import numpy as np
 
-from index_format.confined import is_inside, look_inside, read_inside
+from index_format.confined import is_inside, look_inside, open_inside
 from index_format.errors import RESTORE, IndexDamaged
-from index_format.layout import NUMBERS
+from index_format.layout import NUMBERS, check_arrays, check_attributes
 from index_format.location import Location
 
 ZARR_JSON = "zarr.json"
+MANIFEST = "manifest.json"
+DOCUMENT_BYTES = 1 << 28  # most of a manifest or a zarr.json: a line of a manifest names up to 256 MiB
+Files = dict[str, tuple[int, str]]  # path -> (length, SHA-256)
 ATTRIBUTES_KEY = "stride"
 MOST_AXES = 8
 MOST_VALUES = 1 << 56  # so that their bytes can be counted in 64 bits
+_KIND = "stride-manifest"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +153,6 @@ def chunk_name(file: int, n_axes: int) -> str:
     return f"c/{file}" + "/0" * (n_axes - 1)
 
 
-def chunk_file(array: Path, file: int, n_axes: int) -> Path:
-    """Path of chunk file number `file` of the array in directory `array`."""
-    return array / chunk_name(file, n_axes)
-
-
-def rows_per_file(row_bytes: int, shard_bytes: int) -> int:
-    """Most rows of one chunk file; one where a row alone is larger than `shard_bytes`."""
-    return max(1, shard_bytes // row_bytes)
-
-
-MANIFEST = "manifest.json"
-DOCUMENT_BYTES = 1 << 28  # most of a manifest or a zarr.json: a line of a manifest names up to 256 MiB
-Files = dict[str, tuple[int, str]]  # path -> (length, SHA-256)
-_KIND = "stride-manifest"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """A directory with a manifest: the root, or the group of a stage.
@@ -180,6 +169,16 @@ class Group:
     attributes: dict[str, Any]
     files: Files
     digest: str
+
+
+def check_contents(attributes: Mapping[str, Any], arrays: Mapping[str, ArrayMetadata]) -> list[str]:
+    """List what is wrong with the root's attributes, or else with its arrays, a line each."""
+    return check_attributes(attributes) or check_arrays(
+        {name: array.shape for name, array in arrays.items()},
+        {name: array.dtype for name, array in arrays.items()},
+        n_subsets=attributes["n_subsets"],
+        degree=attributes["degree"],
+    )
 
 
 def encode_manifest(files: Mapping[str, tuple[int, str]]) -> tuple[bytes, str]:
@@ -236,11 +235,20 @@ def read_manifest(directory: Path) -> tuple[Files, str]:
 
 
 def read_document(root: Path, name: str) -> bytes | None:
-    """Read a JSON file below `root`; None where there is none."""
+    """Read a JSON file below `root`; None where there is none, IndexDamaged where it is far too long."""
     try:
-        return read_inside(root, name, limit=DOCUMENT_BYTES)
+        opened = open_inside(root, name)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    with os.fdopen(opened, "rb") as file:
+        length = os.fstat(opened).st_size
+        if length > DOCUMENT_BYTES:
+            raise IndexDamaged(
+                f"{root / name} has {length:,} bytes, more than the {DOCUMENT_BYTES:,} of any that stride "
+                "writes",
+                fix=RESTORE,
+            )
+        return file.read()
 
 
 def read_group(root: Path, prefix: str) -> Group:
@@ -259,7 +267,12 @@ def read_group(root: Path, prefix: str) -> Group:
     named, digest = parse_manifest(read_document(root, prefix + MANIFEST), path)
     files = {prefix + name: recorded for name, recorded in named.items()}
     for name, (length, _) in files.items():
-        _check_length(root, name, length)
+        try:
+            found = look_inside(root, name).st_size
+        except FileNotFoundError:
+            raise IndexDamaged(f"{root / name} is missing", fix=RESTORE) from None
+        if found != length:
+            raise IndexDamaged(f"{root / name} should have {length:,} bytes, has {found:,}", fix=RESTORE)
     arrays: dict[str, ArrayMetadata] = {}
     attributes: dict[str, Any] = {}
     for name, (_, sha256) in files.items():
@@ -280,25 +293,11 @@ def read_group(root: Path, prefix: str) -> Group:
         except ValueError as error:
             raise IndexDamaged(f"{root / name} is damaged: {error}", fix=RESTORE) from None
     for name, array in arrays.items():
-        _check_chunk_files(name, array, files, root)
+        for file in range(array.n_files):
+            chunk = f"{name}/{chunk_name(file, len(array.shape))}"
+            if files.get(chunk, (-1, ""))[0] != array.chunk_rows * array.row_bytes:
+                raise IndexDamaged(f"{root / chunk} does not fit array {name}", fix=RESTORE)
     return Group(arrays, attributes, files, digest)
-
-
-def _check_length(root: Path, name: str, length: int) -> None:
-    try:
-        found = look_inside(root, name).st_size
-    except FileNotFoundError:
-        raise IndexDamaged(f"{root / name} is missing", fix=RESTORE) from None
-    if found != length:
-        raise IndexDamaged(f"{root / name} should have {length:,} bytes, has {found:,}", fix=RESTORE)
-
-
-def _check_chunk_files(name: str, array: ArrayMetadata, files: Files, root: Path) -> None:
-    """Compare the chunk files of an array, and their lengths, with those that the manifest names."""
-    for file in range(array.n_files):
-        chunk = f"{name}/{chunk_name(file, len(array.shape))}"
-        if files.get(chunk, (-1, ""))[0] != array.chunk_rows * array.row_bytes:
-            raise IndexDamaged(f"{root / chunk} does not fit array {name}", fix=RESTORE)
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[int, str]:

@@ -27,8 +27,6 @@ from index_format.layout import (
     FORMAT_VERSION,
     READABLE_VERSIONS,
     STAGE_GROUPS,
-    check_arrays,
-    check_attributes,
     find_spec,
     partial_path,
 )
@@ -38,6 +36,7 @@ from index_format.manifest import (
     ZARR_JSON,
     ArrayMetadata,
     Group,
+    check_contents,
     parse_group,
     read_document,
     read_group,
@@ -104,13 +103,7 @@ class Index:
         root = local_copy(where, progress)
         attributes = _read_attributes(root)
         group = read_group(root, "")
-        wrong = check_attributes(attributes)
-        if not wrong:
-            shapes = {name: array.shape for name, array in group.arrays.items()}
-            dtypes = {name: array.dtype for name, array in group.arrays.items()}
-            wrong = check_arrays(
-                shapes, dtypes, n_subsets=attributes["n_subsets"], degree=attributes["degree"]
-            )
+        wrong = check_contents(attributes, group.arrays)
         if wrong:
             raise IndexDamaged(f"{where}: {'; '.join(wrong)}", fix=RESTORE)
         return cls(where, root, attributes, group)

@@ -14,7 +14,7 @@ import numpy as np
 from index_format.confined import look_inside, open_inside
 from index_format.durable import make_directory, storage, write_all
 from index_format.errors import RESTORE, IndexDamaged
-from index_format.manifest import ArrayMetadata, chunk_name, rows_per_file
+from index_format.manifest import ArrayMetadata, chunk_name
 
 Check = Callable[[str, os.stat_result, memoryview], None]
 _BLOCK_VALUES = 1 << 20
@@ -79,19 +79,16 @@ class ShardedArray:
             # the first key picks rows; the others apply to what it leaves
             rows = self[key[0]]
             return rows[key[1:] if isinstance(key[0], int | np.integer) else (slice(None), *key[1:])]
+        if key is Ellipsis:
+            return np.asarray(self)
         if isinstance(key, int | np.integer):
             row = int(key) + (len(self) if key < 0 else 0)
             if not 0 <= row < len(self):
                 raise IndexError(f"row {key} of an array of {len(self)} rows")
             shard = int(np.searchsorted(self._starts, row, side="right")) - 1
             return self._pieces[shard][row - self._starts[shard]]
-        if isinstance(key, slice):
-            return self._slice(key)
-        if key is Ellipsis:
-            return np.asarray(self)
-        return self._gather(np.asarray(key))
-
-    def _slice(self, key: slice) -> np.ndarray:
+        if not isinstance(key, slice):
+            return self._gather(np.asarray(key))
         start, stop, step = key.indices(len(self))
         if step != 1:
             return self._gather(np.arange(start, stop, step))
@@ -233,7 +230,7 @@ class ShardWriter:
         self.unsaved: set[int] = set()
         self.has_new_files = False
         row_bytes = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
-        self._rows = rows_per_file(row_bytes, shard_bytes)
+        self._rows = max(1, shard_bytes // row_bytes)  # of a file; one where a row alone is larger
         self._file_bytes = self._rows * row_bytes
         self._file = length // self._rows  # the file that the next row goes to
         self._used = length % self._rows * row_bytes  # bytes in it, buffered ones included

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,12 +19,10 @@ from index_format.layout import (
     ROOT_GROUPS,
     SHARD_BYTES,
     STAGE_GROUPS,
-    check_arrays,
-    check_attributes,
     partial_path,
 )
 from index_format.location import Given, local_directory
-from index_format.manifest import MANIFEST, chunk_file, read_manifest
+from index_format.manifest import MANIFEST, check_contents, chunk_name, read_manifest
 from index_format.reader import Index
 from index_format.shards import ranges
 
@@ -150,16 +147,9 @@ class IndexWriter(Build):
     def _groups(self) -> tuple[str, ...]:
         return ROOT_GROUPS
 
-    def _validate(self, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
-        wrong = check_attributes(attributes)
-        if not wrong:
-            arrays = {name: self._arrays[name].metadata for name in names}
-            wrong = check_arrays(
-                {name: array.shape for name, array in arrays.items()},
-                {name: array.dtype for name, array in arrays.items()},
-                n_subsets=attributes["n_subsets"],
-                degree=attributes["degree"],
-            )
+    def _validate(self, attributes: Mapping[str, Any]) -> None:
+        arrays = {name: array.metadata for name, array in self._arrays.items()}
+        wrong = check_contents(attributes, arrays)
         if wrong:
             raise ValueError(f"the index is not complete: {'; '.join(wrong)}")
 
@@ -181,9 +171,9 @@ class IndexWriter(Build):
         n_files = len(index.shards(name)) if shape[0] else 0
         digests: dict[int, str] = {}
         for file in range(n_files):
-            relative = chunk_file(Path(name), file, len(shape))
+            relative = f"{name}/{chunk_name(file, len(shape))}"
             source, target = index.directory / relative, self._data / relative
-            expected = files[relative.as_posix()][1]
+            expected = files[relative][1]
             digests[file] = expected
             if file < n_files - 1:
                 durable.link_or_copy(source, target)
