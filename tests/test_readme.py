@@ -45,31 +45,10 @@ EVALUATE, REMOVED, IMPORTED = blocks("docs/howto/methods.md")
 CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
 (APART,) = blocks("docs/howto/cluster.md")
 RUN = {
-    INSTALL,
-    TESTS,
-    WALK,
-    MODEL,
-    LEAKED,
-    AUDITED,
-    PROVE,
-    HABIT,
-    EXPLAINED,
-    UNKNOWN,
-    COMPARED,
-    LOOKED_AT,
-    STREAMED,
-    ADAPTED,
-    CHECKPOINTS,
-    REPORT,
-    SELECT,
-    EVALUATE,
-    REMOVED,
-    IMPORTED,
-    CAUSES,
-    DATE_LM,
-    SCORES,
-    APART,
-}
+    INSTALL, TESTS, WALK, MODEL, LEAKED, AUDITED, PROVE, HABIT, EXPLAINED, UNKNOWN, COMPARED,
+    LOOKED_AT, STREAMED, ADAPTED, CHECKPOINTS, REPORT, SELECT, EVALUATE, REMOVED, IMPORTED,
+    CAUSES, DATE_LM, SCORES, APART,
+}  # fmt: skip
 
 
 @pytest.fixture

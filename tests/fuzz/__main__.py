@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import faulthandler
 import json
-import mmap
+import multiprocessing
 import os
 import platform
 import random
 import resource
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from tests.fuzz import known_targets, one_try, prepare
 
 TOLD = 10
 PACKAGES = ("stride-attribution", "pyarrow", "zstandard", "numpy", "zarr", "transformers", "tokenizers")
+_FORK = multiprocessing.get_context("fork")
 _LONGEST_INPUT = 1 << 16  # bytes of a failure's input that are told
 
 
@@ -52,13 +52,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tries", type=int, default=None, help="at most so many")
     parser.add_argument("--limit", type=float, default=10.0, metavar="SECONDS", help="of one try [10]")
     parser.add_argument("--table", type=Path, metavar="FILE", help="show records, and run nothing")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.table:
         print(table([json.loads(line) for line in given.table.read_text(encoding="utf-8").splitlines()]))
-        return 0
-    if given.worker:
-        work(given)
         return 0
     failed = False
     for name in given.target or sorted(known):
@@ -92,116 +88,75 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def run(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Try a target in a process of its own, and in another where that is killed; its record."""
     began = time.monotonic()
-    until = began + 60 * given.minutes
-    record: dict[str, Any] = {
+    stop = sys.maxsize if given.tries is None else given.first + given.tries
+    shared = _FORK.Array("d", [given.first, 0.0, 0.0])  # next try, peak bytes, seconds of the slowest
+    failed: list[dict[str, Any]] = []
+    crashes = 0
+    while time.monotonic() < began + 60 * given.minutes and shared[0] < stop:
+        here, there = _FORK.Pipe(duplex=False)
+        until = began + 60 * given.minutes
+        worker = _FORK.Process(target=work, args=(name, given, until, stop, shared, there))
+        worker.start()
+        there.close()
+        with contextlib.suppress(EOFError):
+            while True:
+                failed.append(here.recv())
+        worker.join()
+        if worker.exitcode:
+            crashes += 1
+            failed.append({"failure": f"the process ended with {worker.exitcode}", "try": int(shared[0])})
+            print(f"{name}: try {shared[0]:.0f} of seed {given.seed} ended the process", file=sys.stderr)
+            shared[0] += 1
+    return {
         "target": name,
         "seed": given.seed,
-        "tries": 0,
-        "failures": 0,
-        "crashes": 0,
-    }
-    peak, slowest, failed = 0, 0.0, []
-    first = given.first
-    with tempfile.TemporaryFile() as file:
-        file.write(bytes(8))
-        file.flush()
-        with mmap.mmap(file.fileno(), 8) as counter:
-            while time.monotonic() < until and (given.tries is None or record["tries"] < given.tries):
-                counter[:] = first.to_bytes(8, "little")
-                command = _command(
-                    name, file.fileno(), first, until - time.monotonic(), given, record["tries"]
-                )
-                with subprocess.Popen(
-                    command, stdout=subprocess.PIPE, text=True, pass_fds=[file.fileno()]
-                ) as worker:
-                    assert worker.stdout is not None
-                    for line in worker.stdout:
-                        said = json.loads(line)
-                        if "failure" in said:
-                            record["failures"] += 1
-                            failed += [said] if len(failed) < TOLD else []
-                        else:
-                            peak, slowest = (
-                                max(peak, said["peak_bytes"]),
-                                max(slowest, said["slowest_seconds"]),
-                            )
-                code = worker.returncode
-                last = int.from_bytes(counter[:], "little")
-                record["tries"] += last - first
-                if code:
-                    record["tries"] += 1
-                    record["failures"] += 1
-                    record["crashes"] += 1
-                    crash = {"failure": f"the process ended with {code}", "try": last}
-                    print(f"{name}: {crash['failure']} in try {last} of seed {given.seed}", file=sys.stderr)
-                    failed += [crash] if len(failed) < TOLD else []
-                    last += 1
-                first = last
-    return record | {
+        "tries": int(shared[0]) - given.first,
+        "failures": len(failed),
+        "crashes": crashes,
         "seconds": round(time.monotonic() - began, 1),
-        "peak_bytes": peak,
-        "slowest_seconds": round(slowest, 3),
+        "peak_bytes": int(shared[1]),
+        "slowest_seconds": round(shared[2], 3),
         "python": platform.python_version(),
         "versions": {package: _version(package) for package in PACKAGES},
-        "failed": failed,
+        "failed": failed[:TOLD],
     }
 
 
-def _command(
-    name: str, descriptor: int, first: int, seconds: float, given: argparse.Namespace, done: int
-) -> list[str]:
-    """What starts a process that tries a target, from this try on."""
-    left = [] if given.tries is None else ["--tries", str(given.tries - done)]
-    return [
-        sys.executable, "-m", "tests.fuzz", "--worker", f"{name}:{descriptor}", "--seed", str(given.seed),
-        "--first", str(first), "--limit", str(given.limit), "--minutes", str(seconds / 60), *left,
-    ]  # fmt: skip
-
-
-def work(given: argparse.Namespace) -> None:
-    """Try a target until the time is over, counting in a file that another process reads."""
-    name, _, descriptor = given.worker.rpartition(":")
-    target = known_targets()[name]
-    until = time.monotonic() + 60 * given.minutes
-    slowest = 0.0
-    prepare(name)
+def work(name: str, given: argparse.Namespace, until: float, stop: int, shared: Any, told: Any) -> None:
+    """Try a target until the time is over; what fails is told to the process that waits."""
 
     def late(*_: Any) -> None:
         raise Late(f"takes longer than {given.limit} seconds")
 
+    target = known_targets()[name]
+    prepare(name)
     signal.signal(signal.SIGALRM, late)
     faulthandler.enable()
-    with mmap.mmap(int(descriptor), 8) as counter:
-        number = given.first
-        while time.monotonic() < until and (given.tries is None or number < given.first + given.tries):
-            signal.setitimer(signal.ITIMER_REAL, given.limit)
-            # where a library does not come back to Python, which alone takes signals
-            faulthandler.dump_traceback_later(3 * given.limit, exit=True)
-            began = time.perf_counter()
-            failure = one_try(target, random.Random(f"{name}:{given.seed}:{number}"))
-            slowest = max(slowest, time.perf_counter() - began)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
-            if failure is not None:
-                tell(name, given.seed, number, *failure)
-            number += 1
-            counter[:] = number.to_bytes(8, "little")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    print(json.dumps({"peak_bytes": peak, "slowest_seconds": slowest}), flush=True)
+    while time.monotonic() < until and shared[0] < stop:
+        number = int(shared[0])
+        signal.setitimer(signal.ITIMER_REAL, given.limit)
+        # where a library does not come back to Python, which alone takes signals
+        faulthandler.dump_traceback_later(3 * given.limit, exit=True)
+        began = time.perf_counter()
+        failure = one_try(target, random.Random(f"{name}:{given.seed}:{number}"))
+        shared[2] = max(shared[2], time.perf_counter() - began)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        if failure is not None:
+            told.send(tell(name, given.seed, number, *failure))
+        shared[1] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        shared[0] += 1
 
 
-def tell(name: str, seed: int, number: int, error: BaseException, inputs: list[bytes]) -> None:
-    """A failure, on stdout for the process that waits, on stderr for people."""
-    told = {
-        "failure": "".join(traceback.format_exception_only(error)).strip()[:2000],
-        "try": number,
-        "input": [base64.b64encode(data[:_LONGEST_INPUT]).decode() for data in inputs],
-    }
-    print(json.dumps(told), flush=True)
+def tell(name: str, seed: int, number: int, error: BaseException, inputs: list[bytes]) -> dict[str, Any]:
+    """Tell a failure on stderr; what its record says of it."""
+    given = [base64.b64encode(data[:_LONGEST_INPUT]).decode() for data in inputs]
     print(f"{name}: try {number} of seed {seed} fails", file=sys.stderr)
     traceback.print_exception(error, file=sys.stderr)
-    for data in told["input"]:
+    for data in given:
         print(f"input (base64): {data}", file=sys.stderr)
+    message = "".join(traceback.format_exception_only(error)).strip()[:2000]
+    return {"failure": message, "try": number, "input": given}
 
 
 def _version(package: str) -> str | None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import fuzz
-from tests.fuzz import __main__ as command
 from tests.fuzz.targets import readers
 
 SECONDS = 0.6  # of each target
@@ -64,19 +63,10 @@ def test_nothing_escapes(name: str) -> None:
         number += 1
 
 
-def test_failures_and_crashes_are_told(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The command, with its processes: one try of four fails, and one ends the process."""
-    monkeypatch.setenv("STRIDE_FUZZ_ITSELF", "1")
-    code = command.main(["--target", "itself", "--tries", "4", "--limit", "0.2"])
-    told = capfd.readouterr()
-    record = json.loads(told.out)
-    assert code == 1
-    assert {name: record[name] for name in ("target", "seed", "tries", "failures", "crashes")} == {
-        "target": "itself", "seed": 0, "tries": 4, "failures": 3, "crashes": 1,
-    }  # fmt: skip
-    assert [failed["try"] for failed in record["failed"]] == [1, 2, 3]
-    assert record["failed"][0]["input"] == ["ZGF0YQ=="] and "input (base64): ZGF0YQ==" in told.err
-    assert "takes longer than 0.2 seconds" in record["failed"][1]["failure"]
-    assert record["seconds"] > 0 and record["versions"]["numpy"]
+def test_what_escapes_is_told() -> None:
+    def failing(r: random.Random) -> None:
+        fuzz.trying(b"data")
+        raise ValueError("escaped")
+
+    error, given = fuzz.one_try(failing, random.Random(0)) or (None, [])
+    assert str(error) == "escaped" and given == [b"data"]

@@ -64,11 +64,11 @@ class Paths:
         found = [*measure_linear_with_loss(steered, self.chunks.batch(np.arange(8)))]
         return found if fitted.projections is None else [*found, fitted.projections.step]
 
-    def closed_with_room_for(self, rows: int) -> list[np.ndarray]:
-        """As `closed`, on a device that has room for so many subsets."""
+    def closed_in_turns(self) -> list[np.ndarray]:
+        """As `closed`, on a device that has room for one subset."""
         from stride_cli.operators import subset_sums
 
-        with mock.patch.object(subset_sums, "rows_at_once", lambda *given, **named: rows):
+        with mock.patch.object(subset_sums, "rows_at_once", lambda *given, **named: 1):
             return self.closed("mlp-matrix+logit", project=64)
 
     def query(self) -> list[np.ndarray]:
@@ -98,25 +98,6 @@ class Paths:
         assert operators.projections is not None
         found.append(operators.projections.asked(asked).estimates(0, self.chunks.n_chunks))
         return found
-
-    def projections(self) -> list[np.ndarray]:
-        from stride_cli.operators.corpus_pass import go_over_corpus
-        from stride_cli.operators.gradient_sums import PassSettings
-        from stride_cli.operators.steered_model import SteeredModel
-
-        steered = SteeredModel.of(self.model, self.fit("mlp-matrix+logit"))
-        _, made = go_over_corpus(steered, self.chunks, PassSettings(128, 64))
-        assert made is not None
-        return [made.step]
-
-    def sgd(self) -> list[np.ndarray]:
-        from stride_cli.research.paper.sgd import SgdSettings, build_rows, fit_sgd
-
-        offsets, members = build_rows(self.columns, K)
-        chosen = SgdSettings(
-            spaces=("residual", "logit"), layer=2, ranks={"residual": 4, "logit": 4}, steps=3, warmup=1
-        )
-        return [np.asarray(gate) for gate in fit_sgd(self.model, self.chunks, offsets, members, chosen).gates]
 
     def labels(self) -> list[np.ndarray]:
         """A classifier, fitted with every label counted."""
@@ -216,10 +197,7 @@ def paths() -> dict[str, Callable[[Paths], list[np.ndarray]]]:
         "closed": lambda on: on.closed("mlp-matrix+logit+token-logit+pair-logit", project=64),
         "closed, linear-matrix": lambda on: on.closed("linear-matrix+residual-matrix"),
         "closed, fisher": lambda on: on.closed("residual+logit"),
-        "closed, in three turns": lambda on: on.closed_with_room_for(5),
-        "closed, added up in memory": lambda on: on.closed_with_room_for(1),
-        "projections": Paths.projections,
-        "sgd": Paths.sgd,
+        "closed, added up in memory": Paths.closed_in_turns,
         "classifier": Paths.labels,
         "generation": Paths.generation,
         "streamed": Paths.streamed,

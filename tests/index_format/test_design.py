@@ -32,15 +32,6 @@ def test_columns_are_distinct_ascending_in_range_and_sliceable(how, start, count
     np.testing.assert_array_equal(columns, build_columns(0, start + count + 3, **how)[start : start + count])
 
 
-def test_slices_across_blocks(monkeypatch):
-    whole = build_columns(0, 1000, n_subsets=300, degree=60, seed=3)
-    small = build_columns(0, 1000, n_subsets=300, degree=7, seed=3)
-    monkeypatch.setattr(design, "_BLOCK_CHUNKS", 17)
-    monkeypatch.setattr(design, "_TABLE_BYTES", 2000)
-    np.testing.assert_array_equal(whole, build_columns(0, 1000, n_subsets=300, degree=60, seed=3))
-    np.testing.assert_array_equal(small[5:999], build_columns(5, 999, n_subsets=300, degree=7, seed=3))
-
-
 @given(designs(60))
 @settings(max_examples=40, deadline=None)
 def test_both_ways_of_sampling_give_the_same_sets(how):
@@ -87,23 +78,6 @@ def test_golden_columns():
     """The generator is part of the format: these must never change."""
     columns = build_columns(1000, 1003, n_subsets=100, degree=4, seed=42)
     assert columns.tolist() == [[20, 31, 41, 92], [13, 48, 59, 62], [41, 62, 92, 98]]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"degree": 11}, ["degree=11", "n_subsets=10"]),
-        ({"degree": 0}, ["degree", "0"]),
-        ({"seed": -1}, ["seed", "-1"]),
-        ({"seed": 2**64}, ["seed"]),
-        ({"start": 5, "stop": 4}, ["start=5", "stop=4"]),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, words):
-    how = {"start": 0, "stop": 3, "n_subsets": 10, "degree": 2, "seed": 0} | changes
-    with pytest.raises(ValueError) as caught:
-        build_columns(how.pop("start"), how.pop("stop"), **how)
-    assert all(word in str(caught.value) for word in words)
 
 
 @given(designs(30), st.integers(0, 80))

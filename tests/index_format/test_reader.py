@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from index_format.durable import sha256_file
 from index_format.errors import (
     IndexDamaged,
     IndexIncomplete,
-    IndexMismatch,
     IndexNotFound,
     IndexVersionError,
     StageMissing,
@@ -77,16 +75,6 @@ def test_optional_arrays_and_stages(tmp_path, sample):
     assert index.has("operators/gates") and not index.has("operators/U")  # seen by an index already open
     with pytest.raises(StageMissing, match="operators/U"):
         index.array("operators/U")
-
-
-def test_fingerprints_are_compared(index_path):
-    index = Index.open(index_path)
-    index.check_fingerprint("model", "m0")
-    with pytest.raises(IndexMismatch, match=r"m0.*m1") as caught:
-        index.check_fingerprint("model", "m1")
-    assert caught.value.exit_code == 3
-    with pytest.raises(ValueError, match="not of 'modell'"):
-        index.check_fingerprint("modell", "m0")
 
 
 def test_other_things_than_indexes_are_named(tmp_path):
@@ -179,12 +167,3 @@ def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample):
     assert f"stride train --index {index_path} --overwrite" in caught.value.fix
     sample.add_operators(index_path)
     assert Index.open(index_path).group_attributes("operators")["layer"] == 2
-
-
-def test_an_array_stays_mapped_when_its_index_is_moved_or_deleted(index_path, tmp_path):
-    tokens = Index.open(index_path).array("corpus/tokens")
-    expected = np.array(tokens)
-    index_path.rename(tmp_path / "moved")
-    np.testing.assert_array_equal(Index.open(tmp_path / "moved").array("corpus/tokens"), expected)
-    shutil.rmtree(tmp_path / "moved")
-    np.testing.assert_array_equal(np.asarray(tokens), expected)

@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from index_format.errors import IndexFormatError, IndexIncomplete, IndexNotFound, IndexVersionError
+from index_format.errors import IndexFormatError
 from index_format.reader import Index
 from index_format.verify import verify
-from index_format.writer import GroupWriter, IndexWriter
+from index_format.writer import IndexWriter
 
 
 def test_a_whole_index_has_no_problems(index_path):
@@ -50,13 +50,6 @@ def test_every_missing_cut_and_grown_file_is_found(index_path):
             file.write_bytes(data)
 
 
-def test_many_damages_are_all_listed(index_path):
-    names = ["corpus/tokens/zarr.json", "design/columns/zarr.json", "operators/zarr.json"]
-    for name in names:
-        (index_path / name).unlink()
-    assert sorted(problem.path for problem in verify(index_path)) == names
-
-
 def test_extra_files_and_directories_are_found(index_path):
     extra = ["note.txt", "corpus/tokens/c/99", "operators/old", "design/.hidden", "operators.partial"]
     for name in extra:
@@ -65,33 +58,6 @@ def test_extra_files_and_directories_are_found(index_path):
     (index_path / "signature.json").write_text("{}")  # of earlier releases: left alone
     found = {(problem.path, problem.kind) for problem in verify(index_path)}
     assert found == {("empty", "extra"), *((name, "extra") for name in extra)}
-
-
-def test_stages_unfinished_and_without_each_other(index_path):
-    with GroupWriter(index_path, "truth", "t") as writer:
-        writer.append("truth/losses", np.ones((3, 2)))
-        writer.commit({"subset": 3})
-        assert verify(index_path) == []
-    with GroupWriter(index_path, "calibration", "c") as writer:
-        writer.append("calibration/null_losses", np.ones((3, 2)))
-        writer.publish({})
-    assert verify(index_path) == []
-    shutil.rmtree(index_path / "operators")
-    assert [(problem.path, problem.kind) for problem in verify(index_path)] == [
-        ("operators/manifest.json", "missing")
-    ]
-
-
-def test_other_things_than_indexes_of_this_release_are_errors(tmp_path, sample, monkeypatch):
-    with pytest.raises(IndexNotFound):
-        verify(tmp_path / "nothing")
-    with IndexWriter.create(tmp_path / "begun", build_key="k"), pytest.raises(IndexIncomplete):
-        verify(tmp_path / "begun")
-    with monkeypatch.context() as patch:
-        patch.setattr("index_format.writer.FORMAT_VERSION", 7)
-        sample.build(tmp_path / "run")
-    with pytest.raises(IndexVersionError):
-        verify(tmp_path / "run")
 
 
 def put(row, value):
@@ -143,15 +109,6 @@ def test_arrays_that_contradict_each_other_are_found(tmp_path, sample, monkeypat
         where = "design/row_offsets" if words == "not the sizes" else name
         assert problems and problems[0].path == where and problems[0].kind == "invariant"
         assert words in problems[0].message
-
-
-def test_coverage_of_more_chunks_than_there_are_is_found(index_path):
-    n = Index.open(index_path).n_chunks
-    for length, wrong in ((n - 1, 0), (n, 0), (n + 1, 1)):
-        with GroupWriter(index_path, "operators", "x") as writer:
-            writer.append("operators/seen", np.ones(length, np.uint8))
-            writer.publish({})
-        assert len(verify(index_path)) == wrong
 
 
 def test_no_random_garbage_makes_verify_or_open_crash(tmp_path, sample):

@@ -76,24 +76,3 @@ def test_groups_are_those_of_zarr_python():
     assert group_json(attributes) == canonical(written["zarr.json"])
     assert parse_group(group_json(attributes)) == attributes and parse_group(group_json()) == {}
     assert parse_array(group_json()) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}}},
-        {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]},
-        {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]},
-        {"data_type": "complex64"},
-        {"shape": [7.0]},
-        {"zarr_format": 2},
-        {"zarr_format": True},
-        {"attributes": {"more": 1}},
-    ],
-)
-def test_other_arrays_are_refused(change):
-    content = decode_json(array_json(ArrayMetadata((7,), "int64", 7)))
-    with pytest.raises(ValueError, match="not an array that STRIDE writes"):
-        parse_array(encode_json({**content, **change}))
-    with pytest.raises(ValueError, match="not a Zarr group"):
-        parse_group(encode_json(content))

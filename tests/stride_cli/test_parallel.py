@@ -20,7 +20,7 @@ import pytest
 
 from stride_cli import api, parallel
 from stride_cli.errors import CorpusError, StrideError, UsageError
-from stride_cli.parallel import Workers, default_workers, opened_once, torch_threads
+from stride_cli.parallel import Workers, default_workers, opened_once
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain
 from tests.same_fit import assert_same_fit
@@ -187,15 +187,6 @@ def test_memory_for_fewer_workers(
         monkeypatch.setattr(parallel, "available_bytes", lambda free=free: int(free * 10**9))
         assert default_workers(peak_bytes=10**9, doing="training one") == count
     assert "3 at a time: training one takes about 1.0 GB" in capsys.readouterr().err
-
-
-def test_threads_are_given_back() -> None:
-    import torch
-
-    before = torch.get_num_threads()
-    with torch_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
 
 
 def _jobs(n: int, count: int) -> list[Job]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
-import os
 import shutil
 import stat
 import subprocess
@@ -17,31 +15,6 @@ import pytest
 
 import stride_cli
 from stride_cli import startup
-
-
-def test_the_collector_is_on_again_afterwards_whatever_happens() -> None:
-    with pytest.raises(ValueError), startup.without_collection():
-        assert not gc.isenabled()
-        raise ValueError
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with startup.without_collection():
-            pass
-        assert not gc.isenabled()  # as it was found
-    finally:
-        gc.enable()
-
-
-def test_what_was_imported_is_kept_only_in_a_process_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(startup.gc, "freeze", lambda: calls.append(1))
-    monkeypatch.setattr(startup, "_own_process", False)
-    startup.keep_imported()
-    assert not calls
-    startup.own_process()
-    startup.keep_imported()
-    assert calls == [1]
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -98,12 +71,6 @@ def _twice(value):
 
 
 @pytest.mark.usefixtures("fresh_kernel_cache")
-def test_where_the_user_wants_kernels_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert startup.kernel_cache() == tmp_path
-
-
-@pytest.mark.usefixtures("fresh_kernel_cache")
 def test_kernels_of_an_account_without_a_home_are_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,14 +120,3 @@ def test_what_is_the_same_is_compiled_once_wherever_it_is_installed(
     assert installed("two", 3) == (6, 0, 1)
     assert installed("three", 5) == (10, 1, 0)
     assert installed("four", 3, size=7) == (42, 1, 0)
-
-
-@pytest.mark.parametrize("given, found", [(None, "passive"), ("active", "active")])
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, found: str
-) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # restored afterwards
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
-    startup.share_cores()
-    assert os.environ["OMP_WAIT_POLICY"] == found

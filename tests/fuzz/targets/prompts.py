@@ -1,4 +1,4 @@
-"""Prompts of any bytes, from a file or stdin: an answer to each, or what is wrong with it, in order."""
+"""Prompts of any bytes: an answer to each, or what is wrong with it, in order."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import contextlib
 import io
 import json
 import random
-import sys
-from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
-
-import typer
 
 from stride_cli.api import QueryOptions, Session
 from stride_cli.commands.prompts import BadInput, answered, read_prompts
 from stride_cli.errors import StrideError
 from tests.fuzz import allowed, trying
-from tests.fuzz.targets.indexes import said, sample
+from tests.fuzz.targets.indexes import sample
 from tests.fuzz.targets.readers import damaged, json_text
 
 _PLAIN = (
@@ -30,94 +25,37 @@ _PLAIN = (
 _NAMES = ("prompt", "response", "span", "id", "other", "")
 _ENDINGS = ("\n", "\n", "\r\n", "\r")
 
-Outcome = tuple[str, int | None, Any]  # "answer" or "bad"; the line; what is said
-
 
 def prompts(r: random.Random) -> None:
-    """A few lines; with each --on-bad, as a file or as stdin, the same becomes of them."""
+    """A file of a few lines: each has an answer or an error with a remedy, in order."""
     data = _data(r)
     trying(data)
+    file = _folder() / "prompts.jsonl"
+    file.write_bytes(data)
     given = r.choice(({"response": None, "span": None}, {"response": " 1789 Rome", "span": None}))
     options = QueryOptions(read=r.choice((0, 0, 1)), top=r.choice((0, 3)), max_new_tokens=2)
-    together = r.choice((None, 1))
-    found = {
-        on_bad: _ask(r.choice((True, False)), data, on_bad, options, given, together)
-        for on_bad in ("error", "skip", "record")
-    }
-    kinds = [(kind, line) for kind, line, _ in found["skip"]]
-    assert [line for _, line in kinds] == _numbers(data), f"lines {_numbers(data)}, and {found['skip']}"
-    assert [each[:2] for each in found["record"]] == kinds, found
-    for (kind, _, said_first), (_, _, said_then) in zip(found["skip"], found["record"], strict=True):
-        assert kind == "bad" or said_first["response"] == said_then["response"], found
-    # with "error" as far as the first that is bad
-    bad = [place for place, (kind, _) in enumerate(kinds) if kind == "bad"]
-    assert [each[:2] for each in found["error"]] == kinds[: bad[0] + 1 if bad else None], found
-
-
-def _ask(
-    as_file: bool,
-    data: bytes,
-    on_bad: str,
-    options: QueryOptions,
-    given: Mapping[str, Any],
-    together: int | None,
-) -> list[Outcome]:
-    """What becomes of every line, in order."""
-    found: list[Outcome] = []
+    found: list[int | None] = []
 
     class Told(BadInput):
-        def take(
-            self, error: StrideError, source: str, line: int | None = None, id: str | None = None
-        ) -> None:
+        def take(self, error: StrideError, source: str, line: int | None = None, *more: Any) -> None:
             with allowed():  # a remedy, and not too long
                 raise error
-            assert "\n" not in error.message and line is not None
-            found.append(("bad", line, error.message))
-            super().take(error, source, line, id)
+            assert "\n" not in error.message
+            found.append(line)
+            super().take(error, source, line, *more)
 
     out, err = io.StringIO(), io.StringIO()
-    with (
-        _asked(as_file, data) as (text, file),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        bad = Told(on_bad, as_json=True)
-        code = 0
+    bad = Told(r.choice(("skip", "record")), as_json=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            for prompt, answer in answered(
-                _session(),
-                read_prompts([text] if text else [], file, "stride query"),
-                options,
-                bad,
-                given,
-                together=together,
-            ):
-                found.append(("answer", prompt.line, said(answer)))
-            bad.leave()
-        except typer.Exit as left:
-            code = left.exit_code
+            read = read_prompts([], file, "stride query")
+            for prompt, answer in answered(_session(), read, options, bad, given):
+                found.append(prompt.line)
+                assert answer.to_record()
         except StrideError as error:
-            code = 2
-            assert error.fix
-            assert on_bad == "error" or not found, f"{on_bad}: {error} after {found}"
-    wrong = sum(kind == "bad" for kind, _, _ in found)
-    assert code == (2 if wrong or not found else 0)
-    records = [json.loads(line) for line in out.getvalue().splitlines()]
-    lines = [line for kind, line, _ in found if kind == "bad"] if on_bad == "record" else []
-    assert [record["line"] for record in records] == lines
+            assert error.fix and not found, f"{error} after {found}"
+    assert found == _numbers(data), f"lines {_numbers(data)}, and {found}"
     assert not set(out.getvalue() + err.getvalue()) & set("\x1b\0\u202e\ud800"), "controls are shown"
-    return found
-
-
-@contextlib.contextmanager
-def _asked(as_file: bool, data: bytes) -> Iterator[tuple[str | None, Path | None]]:
-    if as_file:
-        file = _folder() / "prompts.jsonl"
-        file.write_bytes(data)
-        yield None, file
-        return
-    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))):
-        yield "-", None
 
 
 def _numbers(data: bytes) -> list[int]:

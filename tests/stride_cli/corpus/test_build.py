@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.plan import plan_index
 from stride_cli.corpus.readers import ReadOptions, read_documents
-from stride_cli.errors import CorpusError, StorageError, UsageError
+from stride_cli.errors import CorpusError
 
 TEXT = "Water boils at one hundred degrees and Paris is the capital of France since long ago"
 SMALL: dict[str, Any] = {"block_size": 12, "degree": 3}
@@ -129,43 +128,6 @@ def test_an_index_holds_the_corpus_and_its_design(
     assert not Path(f"{index.path}.partial").exists()
 
 
-def test_masks_and_texts_are_kept_where_they_are_needed(
-    tmp_path: Path, make_tokenizer: Any, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    records = [*some_records(9, conversations=False), {"id": "p", "prompt": "What", "response": "Paris"}]
-    records.insert(2, {"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
-    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x", store_text=False)
-    assert verify(index.path) == [] and index.document_text(0) is None
-    assert not index.has("corpus/loss_mask") and index.n_documents == 11
-    # a document without a scored token is kept and counted; one of a single scored token is a scored one
-    assert index.document_id(2) == "asked" and index.attributes["counts"]["unscored_documents"] == 1
-    for chunk in index.document_chunks(2):
-        assert index.array("corpus/loss_start")[chunk] == len(index.chunk_tokens(chunk))
-    bare = make_tokenizer(bos=False)
-    short = next(text for text in ("a", "a b", "ab", "zq") if len(bare(text)["input_ids"]) == 2)
-    records = [*some_records(5, conversations=False), {"id": "short", "text": short}]
-    index = small_index([write_jsonl(records)], bare, tmp_path / "short")
-    assert len(index.chunk_tokens(index.document_chunks(5)[0])) == 2
-    assert index.attributes["counts"]["unscored_documents"] == 0
-
-
-def test_a_document_without_a_token_has_no_chunk(
-    tmp_path: Path, make_tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    from tokenizers.normalizers import Replace
-
-    tokenizer = make_tokenizer(bos=False)
-    tokenizer.backend_tokenizer.normalizer = Replace("gone", "")
-    for place in (0, 3, 6):
-        records = some_records(6, conversations=False)
-        records.insert(place, {"id": "empty", "text": "gone"})
-        source = write_jsonl(records)
-        index = small_index([source], tokenizer, tmp_path / "x", overwrite=True)
-        assert verify(index.path) == []
-        assert index.n_documents == 7 and len(index.document_chunks(place)) == 0
-        assert index.attributes["counts"]["unscored_documents"] == 1
-
-
 class Killed(BaseException):
     """As a kill -9: nothing in the program handles it."""
 
@@ -256,76 +218,6 @@ def test_a_corpus_that_changed_is_not_resumed(
     assert index.n_documents == len(records) and index.seed == 1 and verify(index.path) == []
 
 
-def test_a_bad_line_leaves_what_was_committed_for_a_corrected_corpus(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = some_records(28)
-    broken: list[Any] = [*records[:20], ["no object"], *records[20:]]
-    build = lambda given, **more: small_index(  # noqa: E731
-        [write_jsonl(given)], tokenizer, tmp_path / "x", **more
-    )
-    with pytest.raises(CorpusError, match=r"corpus.jsonl:21: "):
-        build(broken)
-    assert list(tmp_path.iterdir()) == [tmp_path / "corpus.jsonl"]  # nothing was worth keeping
-    with pytest.raises(CorpusError, match=r"corpus.jsonl:21: "):
-        build(broken, commit_seconds=0)
-    assert not (tmp_path / "x").exists()
-    assert "documents are kept in" in capsys.readouterr().err
-    index = build(records)
-    assert index.n_documents == 28 and verify(index.path) == []
-
-
-def test_skipped_records_are_counted_also_on_resume(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records: list[Any] = some_records(28)
-    records[2:2] = ["bad"]
-    records[20:20] = ["bad", "bad"]
-    build = lambda out: small_index(  # noqa: E731
-        [write_jsonl(records)],
-        tokenizer,
-        tmp_path / out,
-        reading=ReadOptions(on_bad="skip"),
-        commit_seconds=0,
-    )
-    whole = build("whole")
-    assert whole.attributes["counts"]["skipped_records"] == 3
-    with monkeypatch.context() as patch:
-        kill_after(patch, 4)
-        with pytest.raises(Killed):
-            build("killed")
-    assert contents(build("killed").path) == contents(whole.path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"degree": 10, "n_subsets": 5}, "--subsets is 5"),
-        ({"n_subsets": 500}, "--subsets is 500, expected at most the number of chunks"),
-    ],
-)
-def test_settings_that_the_corpus_cannot_have_make_nothing(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], options: dict[str, int], message: str
-) -> None:
-    source = write_jsonl(some_records(5))
-    with pytest.raises((UsageError, CorpusError), match=message):
-        small_index([source], tokenizer, tmp_path / "x", **options)
-    assert list(tmp_path.iterdir()) == [Path(source)]
-
-
-def test_a_place_that_cannot_be_written(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Path, *options: Any, **more: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-    source = write_jsonl(some_records(5))
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StorageError, match="x: cannot be written: Permission denied") as error:
-        small_index([source], tokenizer, tmp_path / "x")
-    assert error.value.exit_code == 2 and error.value.fix
-
-
 # Append
 
 
@@ -347,23 +239,6 @@ def test_append_is_one_build_of_both(
     assert extended.attributes["fingerprints"]["corpus"] != fingerprint
     assert extended.attributes["counts"] == both.attributes["counts"]
     assert extended.attributes["config"]["appended"][0]["first_document"] == 17
-
-
-def test_what_an_index_did_not_count_is_not_guessed_when_it_grows(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = module._counts
-
-    def of_before(*args: Any, **given: Any) -> dict[str, int]:
-        return {name: count for name, count in counts(*args, **given).items() if name != "conversations"}
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "_counts", of_before)
-        path = small_index([write_jsonl(some_records(9), "1.jsonl")], tokenizer, tmp_path / "x").path
-    new = write_jsonl(some_records(5, seed=1), "2.jsonl")
-    extended = append_to_index(path, [new], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
-    assert extended.attributes["counts"]["documents"] == 14
-    assert "conversations" not in extended.attributes["counts"]
 
 
 @pytest.mark.parametrize("commits", [0, 1, 4])
@@ -410,18 +285,6 @@ def test_append_refuses_another_tokenizer_and_known_ids(
     assert contents(path) == {
         name.removeprefix("x/"): data for name, data in before.items() if name.startswith("x/")
     }
-
-
-def test_append_goes_on_with_the_numbers(
-    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
-) -> None:
-    source = write_jsonl(some_records(5))
-    reading = ReadOptions(number_ids=True)
-    path = small_index([source], tokenizer, tmp_path / "x", reading=reading).path
-    index = append_to_index(
-        path, [source], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64, reading=reading
-    )
-    assert [index.document_id(document) for document in range(10)] == [str(number) for number in range(10)]
 
 
 # Plans

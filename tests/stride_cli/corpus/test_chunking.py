@@ -166,61 +166,6 @@ def test_templates_that_cannot_be_followed_are_refused(
         encode(tokenizer, Document("d", prompt="What", response="Paris", source="c.jsonl", line=3))
 
 
-def test_a_conversation_without_an_answer_has_no_scored_token(make_tokenizer: Any, chatml: str) -> None:
-    messages = ({"role": "user", "content": "What is the capital of France?"},)
-    for template in (chatml, None):
-        (encoded,) = encode(make_tokenizer(chat_template=template), Document("", messages=messages))
-        assert not encoded.scored.any() and len(encoded.tokens) > 5
-
-
-def test_nothing_is_truncated_padded_or_warned_of(make_tokenizer: Any, capfd: Any) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.backend_tokenizer.enable_truncation(3)
-    tokenizer.backend_tokenizer.enable_padding(length=50)
-    for other in ([], [Document("", prompt="a", response="b")]):  # without and with offsets
-        encoded = encode(tokenizer, Document("", text="Water " * 40), Document("", text="Paris"), *other)
-        assert len(encoded[0].tokens) >= 41 and len(encoded[1].tokens) < 8
-    assert capfd.readouterr() == ("", "")
-
-
-def test_special_tokens_in_a_text_follow_the_tokenizer(make_tokenizer: Any) -> None:
-    for split in (False, True):
-        tokenizer = make_tokenizer()
-        tokenizer.split_special_tokens = split
-        expected = tokenizer(["a <|im_end|> b"], add_special_tokens=False)["input_ids"][0]
-        (encoded,) = encode(tokenizer, Document("", text="a <|im_end|> b"))
-        assert encoded.tokens[1:].tolist() == expected
-        assert (3 in expected) != split
-
-
-def test_a_tokenizer_with_a_call_of_its_own_is_called(make_tokenizer: Any) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    class Doubling(PreTrainedTokenizerFast):
-        def __call__(self, text: Any, **options: Any) -> Any:
-            return super().__call__([part * 2 for part in text], **options)
-
-    tokenizer = Doubling(tokenizer_object=make_tokenizer().backend_tokenizer)
-    (encoded,) = encode(tokenizer, Document("", text="Paris "))
-    assert tokenizer.decode(encoded.tokens) == "Paris Paris "
-
-
-def test_token_ids_take_two_bytes_where_they_can(make_tokenizer: Any) -> None:
-    tokenizer = make_tokenizer()
-    assert DocumentTokenizer(tokenizer, block_size=4).token_dtype == np.uint16
-
-    class Wide:
-        bos_token_id = None
-        all_special_ids: tuple[int, ...] = ()
-
-        def get_vocab(self) -> dict[str, int]:
-            return {"a": 0, "b": 1 << 16}
-
-    assert DocumentTokenizer(Wide(), block_size=4).token_dtype == np.uint32
-    with pytest.raises(CorpusError, match="block size is 1, expected at least 2"):
-        DocumentTokenizer(tokenizer, block_size=1)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

@@ -28,10 +28,3 @@ def test_digests_are_equal_where_the_documents_are_and_only_there(some: list[Doc
     for a, b in itertools.combinations(some, 2):
         assert (a.digest() == b.digest()) == (content(a) == content(b))
         assert a.digest(b"\0" * 32) != a.digest()
-
-
-def test_plain_text() -> None:
-    assert Document("a", text="b").plain_text == "b"
-    assert Document("a", prompt="b", response="c").plain_text == "b\nc"
-    turns = ({"role": "user", "content": "b"}, {"role": "assistant", "content": "c"})
-    assert Document("a", messages=turns).plain_text == "b\nc"

@@ -38,14 +38,6 @@ def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int, tokens: 
     assert default_gates(fewer, 0) >= default_gates(fewer, tokens)  # an unknown corpus may be large
 
 
-def test_the_sizes_that_the_suites_use() -> None:
-    assert inside_gates(FEED_FORWARD_GATES, 1156) == 1 << 17
-    assert inside_gates(LINEAR_GATES, 1000) == (1 << 29) // 1000
-    assert logit_gates(1156, 1 << 17, 2) == ((1 << 29) // 1156 - (1 << 17)) // 2
-    assert logit_gates(10, 0, 1) == 1 << 18
-    assert logit_gates(10, 0, 1, all_weights=True) == 1 << 15
-
-
 @given(n_chunks=st.integers(0, 10**9), n_gates=st.integers(1, 1 << 23))
 def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
     n_chunks: int, n_gates: int
@@ -55,9 +47,3 @@ def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
     assert 512 <= size <= MOST_PROJECTED and (size == 512 or size * n_chunks <= 1 << 30)
     assert size <= 32_768 or 16 * size <= n_gates
     assert size <= default_projection(n_chunks // 2, 2 * n_gates)
-
-
-def test_the_bytes_of_a_chunk_that_the_suites_have() -> None:
-    assert default_projection(2000, 600_421) == default_projection(3470, 611_507) == 32_768
-    assert default_projection(480, 4_218_331) == MOST_PROJECTED == 262_144
-    assert default_projection(31_087, 742_491) == 8192

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,7 @@ from stride_cli.corpus.build import IndexedModel, _recorded_sources, build_index
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.corpus.sources import pinned
-from stride_cli.errors import CorpusError, MissingExtraError, UsageError
-from stride_cli.hub import HubAddress
+from stride_cli.errors import CorpusError
 from tests.hub_server import Hub, only_hub
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -103,23 +101,6 @@ def test_what_the_hub_has_not_is_named(hub: Hub, facts: str, given: str, message
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("given", ["hf://models/me/facts", "hf://datasets/facts", "hf://datasets/a/b?part=1"])
-def test_what_is_no_address_is_refused_before_anything_is_asked(hub: Hub, given: str) -> None:
-    hub.asked.clear()
-    with pytest.raises(UsageError):
-        ids(given)
-    assert not hub.asked
-
-
-def test_an_address_is_written_as_it_is_read() -> None:
-    for text in (
-        "hf://datasets/a/b",
-        "hf://datasets/a/b@refs/convert/parquet/default/train?split=x&config=y",
-    ):
-        assert str(HubAddress.parse(text)) == text
-    assert HubAddress.parse("hf://datasets/a/b@refs%2Fpr%2F1").revision == "refs/pr/1"
-
-
 def test_a_bad_row_is_named_by_dataset_file_and_row(hub: Hub) -> None:
     sha = hub.commit("me/bad", {"train.parquet": table({"id": "a", "text": "x"}, {"id": "a", "text": "y"})})
     with pytest.raises(CorpusError, match=rf"hf://datasets/me/bad@{sha[:12]}/train.parquet:2: .* first at"):
@@ -146,16 +127,6 @@ def test_an_index_records_the_commit_and_a_build_goes_on(hub: Hub, tokenizer, tm
     again = build_index([f"{source}@{whole}"], model, tmp_path / "again.stride", options)
     assert again.attributes["fingerprints"] == index.attributes["fingerprints"]
     assert _recorded_sources(["-", source], out) == ["-", source]
-
-
-def test_without_the_client_the_extra_is_named(hub: Hub, facts: str, monkeypatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError) as caught:
-        ids("hf://datasets/me/facts")
-    assert "[datasets]" in str(caught.value.fix)
-    assert ids("hf://datasets/me/facts/data/test-00000-of-00001.parquet") == ["t"]  # needs no datasets
 
 
 def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str, monkeypatch) -> None:
@@ -211,27 +182,3 @@ def test_the_documents_are_those_of_json_lines(saved: Path, tmp_path: Path) -> N
         for source in (str(lines), f"{saved}/one", f"{saved}/tables/b.parquet")
     ]
     assert digests[0] == digests[1] == digests[2]
-
-
-def test_damage_of_a_folder_is_named(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="expected one of a, b, found several splits"):
-        ids(f"{saved}/none")
-    with pytest.raises(CorpusError, match="expected a folder with splits"):
-        ids(f"{saved}/one?split=test")
-    copy = Path(shutil.copytree(saved / "one", tmp_path / "copy"))
-    first = next(copy.glob("*.arrow"))
-    first.write_bytes(first.read_bytes()[:-400])
-    with pytest.raises(CorpusError, match=r"arrow:1: expected a readable Arrow file"):
-        ids(str(copy))
-    first.unlink()
-    with pytest.raises(CorpusError, match="no such file"):
-        ids(str(copy))
-    (copy / "state.json").write_text('{"_data_files": [{"filename": "../one.arrow"}]}')
-    with pytest.raises(CorpusError, match="expected names of files"):
-        ids(str(copy))
-    (copy / "state.json").write_text("[")
-    with pytest.raises(CorpusError, match=r"state.json: cannot be read"):
-        ids(str(copy))
-    (copy / "empty").mkdir()
-    with pytest.raises(CorpusError, match="found a directory"):
-        ids(str(copy / "empty"))

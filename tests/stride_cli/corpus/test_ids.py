@@ -31,17 +31,6 @@ def test_ids_seen_are_told_with_their_first_place(
     assert table.take("known", "a.jsonl", 1) == first["known"]
 
 
-def test_many_ids_are_kept_on_disk(tmp_path: Path) -> None:
-    table = SeenIds((str(number) for number in range(200_000)), tmp_path)
-    assert list(tmp_path.iterdir()) == []  # the file has no name, and is gone with the process
-    assert on_disk(tmp_path) > 2 << 20
-    assert all(table.take(str(number), "a", 1) for number in range(0, 200_000, 1_000))
-    assert table.take("200000", "a", 7) is None
-    assert table.take("200000", "b", 1) == "a:7"
-    del table
-    assert on_disk(tmp_path) == 0
-
-
 def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     seen = SeenIds((f"known {number}" for number in range(module._FEW + 1)), tmp_path)
     seen._table.execute("PRAGMA max_page_count = 400")
@@ -49,20 +38,3 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         for number in range(60_000):
             seen.take(str(number), "corpus.jsonl", number + 1)
     assert str(tmp_path) in str(full.value) and "free some space" in full.value.fix
-
-
-def test_few_ids_need_no_directory(tmp_path: Path) -> None:
-    seen = SeenIds(directory=tmp_path / "missing")
-    assert seen.take("a", "x", 1) is None and seen.take("a", "x", 2) == "x:1"
-
-
-def on_disk(directory: Path) -> int:
-    """Bytes of this process's open files that were in the directory."""
-    found = 0
-    for opened in Path("/proc/self/fd").iterdir():
-        try:
-            if directory in opened.readlink().parents:
-                found += opened.stat().st_size
-        except FileNotFoundError:  # listing's own
-            pass
-    return found

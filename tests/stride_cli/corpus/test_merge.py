@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -177,15 +176,3 @@ def test_no_room(tmp_path: Path, tokenizer: Any, write_jsonl: Any, monkeypatch: 
     with pytest.raises(StorageFull, match=r"merging into .*merged needs about [\d,]+ bytes, and .* has 100"):
         merge_indexes(parts, tmp_path / "merged")
     assert not list(tmp_path.glob("merged*"))
-
-
-def test_a_range_may_have_fewer_chunks_than_subsets(tmp_path: Path, tokenizer: Any, write_jsonl: Any) -> None:
-    source = write_jsonl(some_records(12, conversations=False))
-    whole = build([source], tokenizer, tmp_path / "whole", n_subsets=20)
-    parts = [
-        build([source], tokenizer, tmp_path / f"p{n}", n_subsets=20, range=f"{n}/4") for n in range(1, 5)
-    ]
-    assert min(part.n_subsets for part in parts) < 20
-    merged = merge_indexes([part.path for part in parts], tmp_path / "merged")
-    same_but_for_what_it_was_made_of(merged, whole)
-    assert json.dumps(merged.attributes["config"]["merged"][3]["first_document"]) != "0"

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
-from stride_cli.corpus.options import DesignOptions, PlanOptions
+from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import (
-    CorpusCounts,
     choose_block_size,
     choose_design,
     default_subsets,
     expected_neighbours,
     expected_overlapping,
-    plan_index,
     sgd_coverage,
 )
 from stride_cli.errors import CorpusError, StrideError, UsageError
@@ -79,55 +76,6 @@ def test_coverage_of_the_published_recipe() -> None:
     draws = np.random.default_rng(0).integers(0, 1000, (200, 500))
     seen = np.mean([len(np.unique(row)) for row in draws]) / 1000
     assert sgd_coverage(1000, draws=500) == pytest.approx(seen, abs=0.005)
-
-
-def test_a_plan_in_numbers() -> None:
-    counts = CorpusCounts(
-        documents=10, chunks=2000, tokens=5000, id_bytes=30, text_bytes=9000, needs_mask=True
-    )
-    plan = plan_index(counts, PlanOptions(gate_dimension=100))
-    assert (plan["n_subsets"], plan["degree"], plan["chunks_per_subset"]) == (1000, 10, 20.0)
-    assert plan["bytes"] == {
-        "corpus/tokens": 10_000,
-        "corpus/chunk_offsets": 16_008,
-        "corpus/chunk_document": 16_000,
-        "corpus/loss_start": 8_000,
-        "corpus/loss_mask": 5_000,
-        "corpus/document_offsets": 88,
-        "corpus/document_id_bytes": 30,
-        "corpus/document_id_offsets": 88,
-        "corpus/text_bytes": 9_000,
-        "corpus/text_offsets": 88,
-        "design/columns": 40_000,
-        "design/row_offsets": 8_008,
-    }
-    assert plan["total_bytes"] == sum(plan["bytes"].values())
-    assert plan["gate_bytes"] == plan["fit_memory_bytes"] == 400_000
-    assert plan["coverage_closed"] == 1.0 and math.isclose(plan["coverage_sgd"], 1.0)
-    assert plan["pass_bytes"] == 2000 and plan_index(counts, finetuned=True)["pass_bytes"] == 2000 + 5000
-    assert plan_index(counts, PlanOptions(checkpoints=2), finetuned=True)["pass_bytes"] == 3 * 2000
-    default = plan_index(counts)  # int8, and a scale for every 256 numbers
-    assert default["fit_memory_bytes"] == 4 * 1000 * default["gate_dimension"]
-    assert 0.25 < default["gate_bytes"] / default["fit_memory_bytes"] < 0.26
-    three = plan_index(counts, PlanOptions(checkpoints=2))
-    assert (
-        three["gate_bytes"] == 3 * default["gate_bytes"]
-        and three["fit_memory_bytes"] == default["fit_memory_bytes"]
-    )
-    assert three["query_memory_bytes"] == 3 * default["query_memory_bytes"]
-    kept = plan_index(counts, PlanOptions(checkpoints=2, project=96))
-    shared = 64 * (4 * counts.chunks + 8)  # directions that chunks have in common
-    assert three["projection_bytes"] == 3 * (32_772 * counts.chunks + shared)
-    assert kept["projection_bytes"] == 3 * (100 * counts.chunks + shared)
-    assert plan_index(counts, PlanOptions(checkpoints=2, project=0))["projection_bytes"] == 0
-    change = three["projection_bytes"] - kept["projection_bytes"]
-    assert three["query_memory_bytes"] == kept["query_memory_bytes"] + change
-    with pytest.raises(UsageError, match="--project is 9,999"):
-        PlanOptions(project=9999)
-    assert plan_index(counts, finetuned=True)["gate_dimension"] > default["gate_dimension"]
-    lean = plan_index(counts, PlanOptions(store_text=False), vocabulary=100_000)
-    assert lean["bytes"]["corpus/tokens"] == 20_000
-    assert "corpus/text_bytes" not in lean["bytes"] and "corpus/text_offsets" not in lean["bytes"]
 
 
 def test_block_sizes() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stride_cli.corpus.options import Range
-from stride_cli.corpus.readers import ReadOptions, read_documents
-from stride_cli.errors import CorpusError, EmptyRange, UsageError
+from stride_cli.corpus.readers import read_documents
+from stride_cli.errors import CorpusError, UsageError
 
 _FILES = ["a.jsonl", "b.jsonl.gz", "empty.jsonl", "c.parquet", "d.txt", "e.arrow"]
 
@@ -67,21 +67,6 @@ def test_a_bad_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
     list(read_documents([str(corpus)], part=Range(1, 2)))
     with pytest.raises(CorpusError, match=r"c\.jsonl:40: expected a JSON object"):
         list(read_documents([str(corpus)], part=Range(2, 2)))
-
-
-def test_a_line_too_long_is_in_one_range(tmp_path: Path) -> None:
-    corpus = tmp_path / "c.jsonl"
-    long = json.dumps({"id": "long", "text": "y" * 500}).encode()
-    corpus.write_bytes(
-        _lines(_records(3)) + b"\n" + long + b"\n" + json.dumps({"id": "z", "text": "z"}).encode()
-    )
-    found, reading = [], ReadOptions(on_bad="skip", max_document_bytes=200)
-    for number in range(1, 5):
-        try:
-            found += [each.id for each in read_documents([str(corpus)], reading, part=Range(number, 4))]
-        except EmptyRange as error:
-            assert "fewer parts" in str(error.fix)
-    assert found == ["é0", "é1", "é2", "z"]
 
 
 @pytest.mark.parametrize("written", ["", "3", "0/4", "5/4", "1/0", "a/b", "1/2/3", "-1/2"])

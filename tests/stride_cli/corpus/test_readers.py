@@ -99,15 +99,6 @@ def test_other_field_names(write_jsonl: Callable[..., str]) -> None:
     ]
 
 
-def test_a_form_is_switched_off_by_an_empty_name(write_jsonl: Callable[..., str]) -> None:
-    path = write_jsonl([{"id": "a", "text": "x", "prompt": "y", "response": "z"}])
-    with pytest.raises(CorpusError, match="'text' and also 'prompt' and 'response'") as error:
-        list(read_documents([path]))
-    assert "--field text=" in (error.value.fix or "")
-    assert next(read_documents([path], ReadOptions(fields=Fields(text="")))).response == "z"
-    assert next(read_documents([path], ReadOptions(fields=Fields(prompt="")))).text == "x"
-
-
 def test_numbered_ids(write_jsonl: Callable[..., str]) -> None:
     path = write_jsonl([{"text": "x"}, {"id": "x", "text": "y"}, {"id": "x", "text": "z"}])
     assert [d.id for d in read_documents([path], ReadOptions(number_ids=True))] == ["0", "1", "2"]
@@ -223,14 +214,6 @@ def test_other_unicode_is_named(encoding: str, tmp_path: Path, monkeypatch: pyte
         list(read_documents(["-"], log=ReadLog("skip")))
 
 
-def test_a_name_that_is_no_unicode_is_no_id(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    Path(os.fsdecode(path)).write_text("words")
-    with pytest.raises(CorpusError, match="in the file's name, which is its id"):
-        list(read_documents([os.fsdecode(path)]))
-    assert next(read_documents([os.fsdecode(path)], ReadOptions(number_ids=True))).text == "words"
-
-
 def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines())
     table = pyarrow.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"]})
@@ -264,35 +247,12 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
         list(read_documents([str(tmp_path / "pipe.parquet")]))
 
 
-def test_the_first_ten_skipped_are_told_and_then_a_total(write_jsonl: Callable[..., str]) -> None:
-    path = write_jsonl([{"id": "a", "text": "x"}, *[{"id": "a", "text": "x"}] * 25])
-    told: list[str] = []
-    log = ReadLog("skip", told.append)
-    assert len(list(read_documents([path], log=log))) == 1
-    assert log.skipped == 25
-    assert len(told) == 11 and told[-1] == "skipped 25 bad records in all"
-
-
 @pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"", mtime=0), b"broken\n"])
 def test_no_document_at_all(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(data)
     skipped = r" \(1 bad records were skipped\)" if data == b"broken\n" else ""
     with pytest.raises(CorpusError, match=f"at least one document, found none{skipped}$"):
         list(read_documents([str(tmp_path / "corpus.jsonl")], log=ReadLog("skip", lambda text: None)))
-
-
-def test_text_files_that_are_none(tmp_path: Path) -> None:
-    cases = {
-        "a.txt": (b"", "empty"),
-        "b.txt": (b"one\ntwo \xff\n", "b.txt:2: expected UTF-8"),
-        "c.txt": (b"one\ntwo\nthree \0\n", "c.txt:3: .*NUL"),
-        "part-0000": (lines(), "found JSON Lines"),
-        "long.txt": (b"x" * 2000, "at most 1,000 bytes"),
-    }
-    for name, (data, message) in cases.items():
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(CorpusError, match=message):
-            list(read_documents([str(tmp_path / name)], ReadOptions(max_document_bytes=1000)))
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import bz2
-import errno
 import gzip
 import io
-import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.corpus.sources import ReadLog, Source, find_sources, total_bytes
-from stride_cli.corpus.streams import DamagedStream, open_stream, read_lines, refuse_foreign
+from stride_cli.corpus.sources import ReadLog, Source, find_sources
+from stride_cli.corpus.streams import DamagedStream, open_stream, read_lines
 from stride_cli.errors import CorpusError
 
 zstandard = pytest.importorskip("zstandard")
@@ -55,41 +52,6 @@ def test_every_truncation_is_noticed(tmp_path: Path, suffix: str) -> None:
     assert read_all(path) == text
 
 
-def test_an_archive_of_another_name_is_named(tmp_path: Path) -> None:
-    for suffix, kind in (("gz", "gzip"), ("zst", "zstd")):
-        path = tmp_path / f"a.jsonl.{suffix}"
-        path.write_bytes(b'{"id": "a"}\n')
-        with pytest.raises(DamagedStream, match=f"expected {kind} data, as the name says") as error:
-            read_all(path)
-        assert "suffix of what it holds" in error.value.fix
-
-
-def test_a_zstd_window_beyond_memory_has_a_remedy(tmp_path: Path) -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
-    writer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    (tmp_path / "a.zst").write_bytes(writer.compress(b"words\n" * 1000) + writer.flush())
-    with pytest.raises(DamagedStream, match="window of at most 128 MiB") as error:
-        read_all(tmp_path / "a.zst")
-    assert "--long=31" in error.value.fix
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "remedy"),
-    [
-        (bz2.compress(b"x"), "bzip2", "bzip2 -dc FILE | stride"),
-        (lzma.compress(b"x"), "xz", "xz -dc FILE | stride"),
-        (b"PAR1\x15\x04", "Parquet", "ends in .parquet"),
-        (b"PK\x03\x04" + bytes(30), "a zip archive", "JSON Lines"),
-    ],
-)
-def test_formats_that_are_not_read_are_named(data: bytes, kind: str, remedy: str) -> None:
-    with pytest.raises(CorpusError, match=f"<stdin>:1: .* found {kind}") as error:
-        refuse_foreign(data, "<stdin>")
-    assert remedy in (error.value.fix or "")
-    for text in (b"", b"{", b"{}", b"PK", b"PAR1 is a word", b"BZh", b"\xef\xbb\xbf{}", "漢字".encode()):
-        refuse_foreign(text, "<stdin>")
-
-
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_pipe_may_give_its_first_bytes_one_by_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipe(io.RawIOBase):
@@ -109,31 +71,6 @@ def test_a_pipe_may_give_its_first_bytes_one_by_one(size: int, monkeypatch: pyte
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(data))))
         with open_stream(Source("<stdin>", None, "jsonl"), ReadLog()) as stream:
             assert stream.read() == (text if len(data) > 1 else data)
-
-
-def test_what_the_operating_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(io.BytesIO):
-        def readline(self, size: int | None = -1, /) -> bytes:
-            if self.tell():
-                raise OSError(errno.EIO, "Input/output error")
-            return super().readline(size)
-
-    lines = read_lines(Failing(b"one\ntwo\n"), 100)
-    assert next(lines) == (1, b"one\n")
-    with pytest.raises(DamagedStream, match="Input/output error") as error:
-        next(lines)
-    assert error.value.line == 2
-    monkeypatch.setattr(sys, "stdin", None)
-    with (
-        pytest.raises(CorpusError, match="<stdin>: cannot be read: it is closed"),
-        open_stream(Source("<stdin>", None, "jsonl"), ReadLog()),
-    ):
-        pass
-    with (
-        pytest.raises(CorpusError, match="cannot be opened: Is a directory"),
-        open_stream(Source("gone", tmp_path, "jsonl"), ReadLog()),
-    ):
-        pass
 
 
 def test_globs_are_sorted_and_names_stay_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +116,3 @@ def test_sources_that_cannot_be(
     with pytest.raises(CorpusError, match=expected) as error:
         find_sources(given)
     assert error.value.fix
-
-
-def test_the_log_counts_bytes_of_all_sources(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_bytes(b"x" * 1000)
-    sources = find_sources([str(tmp_path / "*.jsonl")])
-    log = ReadLog()
-    assert total_bytes(sources) == 2000
-    assert total_bytes([*sources, Source("<stdin>", None, "jsonl")]) is None
-    for source in sources:
-        with open_stream(source, log) as stream:
-            stream.read()
-    assert log.bytes_done == 2000

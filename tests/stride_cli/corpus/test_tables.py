@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gzip
 import random
 from pathlib import Path
@@ -57,35 +56,6 @@ def test_rows_are_documents_or_named(tmp_path: Path, name: str) -> None:
     talks = pyarrow.table({"id": ["a", "b"], "messages": [TALK, None]})
     (document,) = read_documents([write(talks, tmp_path / name)], log=silent())
     assert document.messages == ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"})
-
-
-def test_encodings_that_have_no_dictionary_are_read(tmp_path: Path) -> None:
-    table = pyarrow.table({"id": ["a", "b"], "text": ["x", "xy"]})
-    encoded = {"id": "DELTA_LENGTH_BYTE_ARRAY", "text": "DELTA_BYTE_ARRAY"}
-    parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=encoded)
-    assert [each.text for each in read_documents([f"{tmp_path}/a.parquet"])] == ["x", "xy"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"id": ["a"], "text": [["x"]]}, ":1: .*'text' to be a string, found a list"),
-        ({"id": [[1]], "text": ["x"]}, ":1: .*'id' to be a string or an integer, found a list"),
-        ({"id": [datetime.datetime(2026, 1, 1)], "text": ["x"]}, ":1: .*found datetime"),
-        ({"id": ["a"], "text": [{"a": 1}]}, ":1: .*found an object"),
-        ({"id": ["a"], "messages": [[{"from": "x"}]]}, ":1: .*'role' of message 1"),
-        ({"id": ["a"], "messages": [[TALK[0]] * 10_001]}, ":1: .*at most 10,000 messages"),
-        ({"id": ["a"], "messages": ["[]"]}, ":1: .*a list of {role, content}, found a string"),
-        ({"id": ["a"], "text": [b"x\xff"]}, ":1: .*found raw bytes"),
-        ({"a": ["a"], "b": ["x"]}, ":1: expected an id in the field 'id', found the fields 'a', 'b'"),
-    ],
-)
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_columns_of_other_types_are_named(
-    tmp_path: Path, columns: dict[str, Any], message: str, name: str
-) -> None:
-    with pytest.raises(CorpusError, match=name + message):
-        list(read_documents([write(pyarrow.table(columns), tmp_path / name)]))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

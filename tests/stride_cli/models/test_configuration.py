@@ -9,7 +9,6 @@ import pytest
 from stride_cli.corpus.gate_budget import LINEAR_GATES, inside_gates
 from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import choose_design
-from stride_cli.errors import ModelError
 from stride_cli.models.configuration import context_length, subsets_bound
 
 
@@ -25,14 +24,6 @@ def test_the_context_of_a_checkpoint(config: dict[str, Any], expected: int, tmp_
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert context_length(tmp_path) == expected
     assert context_length(str(tmp_path)) == expected
-
-
-@pytest.mark.parametrize("data", ["{", "{}", '{"model_type": "none such"}'])
-def test_a_configuration_that_cannot_be_read(data: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(data)
-    with pytest.raises(ModelError, match=r"configuration of .* cannot be read") as error:
-        context_length(tmp_path)
-    assert error.value.fix
 
 
 def test_a_large_fine_tuned_model_has_few_subsets(tmp_path: Path) -> None:

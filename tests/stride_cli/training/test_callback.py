@@ -145,22 +145,6 @@ def test_an_index_needs_nothing_else(run, tmp_path: Path) -> None:
 
 
 @trains
-def test_to_retrain_it_is_refused_with_the_reason(run, tmp_path: Path) -> None:
-    from stride_cli.data.query_set import QuerySet
-    from stride_cli.data.workspace import Workspace
-    from stride_cli.training.retraining import open_trainer
-
-    out, _ = run
-    index = api.build_index_of_run(
-        out, out=tmp_path / "run.stride", options=BuildOptions(n_subsets=8, degree=2)
-    )
-    workspace = Workspace.open(index)
-    with pytest.raises(ModelError, match="was trained by transformers' Trainer") as caught:
-        open_trainer(workspace, QuerySet([], [], []))
-    assert "--command" in str(caught.value.fix)
-
-
-@trains
 def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_path: Path) -> None:
     from transformers import TrainerCallback
 

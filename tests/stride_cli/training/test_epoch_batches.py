@@ -25,31 +25,14 @@ from tests.stride_cli.training.test_language_loop import a_recipe
 @settings(deadline=None, max_examples=100)
 def test_a_pass(lengths: list[int], batch_tokens: int, seed: int, epoch: int, data: st.DataObject) -> None:
     sizes = np.array(lengths)
-    members = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
-    plan = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=seed, epoch=epoch)
-    assert sorted(np.concatenate(plan)) == members.tolist()
-    for batch in plan:
-        assert len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens
-    again = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=seed, epoch=epoch)
-    assert all(np.array_equal(a, b) for a, b in zip(plan, again, strict=True))
-
-
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=2, max_size=200),
-    batch_tokens=st.integers(1, 300),
-    data=st.data(),
-)
-@settings(deadline=None, max_examples=100)
-def test_a_pass_over_a_part(lengths: list[int], batch_tokens: int, data: st.DataObject) -> None:
-    sizes = np.array(lengths)
     among = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
     members = np.array(sorted(data.draw(st.sets(st.sampled_from(among.tolist()), min_size=1))))
-    plan = plan_epoch(sizes, members, batch_tokens=batch_tokens, seed=1, epoch=2, among=among)
-    assert sorted(np.concatenate(plan)) == members.tolist()
-    for batch in plan:
-        assert len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens
-    whole = plan_epoch(sizes, among, batch_tokens=batch_tokens, seed=1, epoch=2)
-    again = plan_epoch(sizes, among, batch_tokens=batch_tokens, seed=1, epoch=2, among=among)
+    how: dict[str, int] = {"batch_tokens": batch_tokens, "seed": seed, "epoch": epoch}
+    for part in (None, among):
+        plan = plan_epoch(sizes, members, **how, among=part)
+        assert sorted(np.concatenate(plan)) == members.tolist()
+        assert all(len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens for batch in plan)
+    whole, again = plan_epoch(sizes, among, **how), plan_epoch(sizes, among, **how, among=among)
     assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
 
 
@@ -68,15 +51,6 @@ def test_a_part_is_visited_in_the_order_of_all() -> None:
     assert np.mean(shift(np.delete(np.arange(3000), 1234)) < 0.02) > 0.9
     half = np.sort(np.random.default_rng(1).permutation(3000)[:1500])
     assert shift(half).mean() < 0.25  # 1/3 where one order has nothing to do with the other
-
-
-def test_passes_and_seeds_differ() -> None:
-    lengths = np.full(100, 10)
-    plans = [
-        np.concatenate(plan_epoch(lengths, np.arange(100), batch_tokens=50, seed=seed, epoch=epoch)).tolist()
-        for seed, epoch in ((0, 0), (0, 1), (1, 0))
-    ]
-    assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
 
 
 def test_little_padding() -> None:

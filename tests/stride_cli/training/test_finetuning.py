@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import ModelError
 from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import read_recipe
@@ -23,7 +23,7 @@ from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
-from stride_cli.training.finetuning import FinetuneOptions, default_lr, finetune_model
+from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 from stride_cli.training.initial_model import base_model, initial_model
 from stride_cli.training.language_loop import mean_loss, train
 from stride_cli.training.runs import cut, read_corpus
@@ -182,10 +182,6 @@ def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_
     assert all(torch.equal(each.A, start) for each, start in zip(later, drawn, strict=True))
 
 
-def test_no_low_rank_parts_no_merging(make_model: Callable[..., Any]) -> None:
-    assert merged_weights(make_model("Llama")) is None
-
-
 def test_tied_weights_stay_tied(tmp_path: Path, answers: str, tokenizer: Any) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -210,17 +206,3 @@ def test_a_base_model_that_was_replaced(tmp_path: Path, answers: str, saved_mode
     shutil.copy(tmp_path / "tuned" / "model.safetensors", base)
     with pytest.raises(ModelError, match="fingerprint"):
         base_model(recipe)
-
-
-def test_bad_input(tmp_path: Path, answers: str, saved_model: Path) -> None:
-    with pytest.raises(ModelError, match="no model at"):
-        finetune_model([answers], "./gone", tmp_path / "m", QUICK)
-    with pytest.raises(UsageError, match="--lora is -1"):
-        finetune_model([answers], saved_model, tmp_path / "m", dataclasses.replace(QUICK, lora_rank=-1))
-    assert not list(tmp_path.iterdir())
-
-
-def test_default_rates() -> None:
-    assert default_lr(135_000_000, 0) == pytest.approx(3e-5)
-    assert default_lr(135_000_000, 8) == pytest.approx(3e-4)
-    assert default_lr(1_000_000, 0) == pytest.approx(3e-4)

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.errors import CorpusError, ModelError, NumericalError
-from stride_cli.models import muon
+from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.language_loop import choose_dtype, mean_loss, planned_steps, train
+from stride_cli.training.language_loop import mean_loss, planned_steps, train
 from stride_cli.training.runs import count_steps
 
 BATCH_TOKENS = 60
@@ -129,14 +128,6 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, cut: int, dtype: str) -> N
     assert (found.log, found.loss, found.tokens) == (wanted.log, wanted.loss, wanted.tokens)
 
 
-def test_a_state_that_cannot_be_read(tmp_path: Path) -> None:
-    chunks = some_chunks()
-    recipe = a_recipe(chunks)
-    (tmp_path / "state.pt").write_bytes(b"half a file")
-    with pytest.raises(ModelError, match="cannot be read"):
-        train(initial_model(recipe), chunks, recipe, state_path=tmp_path / "state.pt")
-
-
 def test_a_subset_sees_only_its_chunks() -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks, epochs=4)
@@ -156,15 +147,6 @@ def test_a_subset_sees_only_its_chunks() -> None:
     assert mean_loss(first, [c for c, m in zip(chunks, mask, strict=True) if m], recipe) < mean_loss(
         first, [c for c, m in zip(chunks, mask, strict=True) if not m], recipe
     )
-
-
-def test_the_whole_as_a_subset_is_the_whole() -> None:
-    chunks = [*some_chunks(), Chunk(np.array([0], np.int32), 1, None)]  # one with nothing to score
-    recipe = a_recipe(chunks, epochs=2)
-    models = [initial_model(recipe) for _ in range(2)]
-    train(models[0], chunks, recipe)
-    train(models[1], chunks, recipe, subset=np.ones(len(chunks), bool))
-    assert same_weights(*models)
 
 
 def test_seeds() -> None:
@@ -188,15 +170,6 @@ def test_unscored_tokens_are_not_learnt() -> None:
     assert mean_loss(model, everything, recipe) > 3.0
 
 
-def test_nothing_to_train_on() -> None:
-    chunks = some_chunks()
-    recipe = a_recipe(chunks)
-    with pytest.raises(CorpusError, match="no token to train on"):
-        train(initial_model(recipe), chunks, recipe, subset=np.zeros(len(chunks), bool))
-    with pytest.raises(ValueError, match="shape"):
-        train(initial_model(recipe), chunks, recipe, subset=np.ones(3, bool))
-
-
 def test_a_loss_that_is_not_finite() -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks)
@@ -204,26 +177,6 @@ def test_a_loss_that_is_not_finite() -> None:
     model.lm_head.weight.data[0] = float("nan")
     with pytest.raises(NumericalError, match=r"loss is nan at step 1 of .*"):
         train(model, chunks, recipe)
-
-
-def test_choice_of_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    assert choose_dtype("fp32", cpu) == "fp32" and choose_dtype("bf16", cpu) == "bf16"
-    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    for name in names:
-        monkeypatch.setattr(torch.cpu, name, lambda: False)
-    assert choose_dtype("auto", cpu) == "fp32"
-    for amd in (True, False):
-        monkeypatch.setattr(muon, "_amd", lambda amd=amd: amd)
-        for name in names:
-            with monkeypatch.context() as patch:
-                patch.setattr(torch.cpu, name, lambda: True)
-                # of Intel's, without tiles, bf16's dot products are half as fast as fp32's
-                assert choose_dtype("auto", cpu) == ("bf16" if amd or "amx" in name else "fp32")
-                patch.delattr(torch.cpu, name)
-                assert choose_dtype("auto", cpu) == "fp32"
-    with pytest.raises(ModelError, match="int8"):
-        choose_dtype("int8", cpu)
 
 
 def test_passes_and_seeds_of_a_run_have_orders_of_their_own() -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from index_format.errors import StorageFull
-from stride_cli.errors import CorpusError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
@@ -171,27 +171,6 @@ def test_a_full_disk_stops_it_wherever_it_is(tmp_path: Path, corpus: str) -> Non
     assert len(reached) >= 5 and "state.pt" in reached[-1]
 
 
-def test_a_torn_request_is_begun_anew(tmp_path: Path, corpus: str) -> None:
-    """As versions that wrote it in place left it on a full disk."""
-    partial = tmp_path / "model.partial"
-    (partial / "model").mkdir(parents=True)
-    (partial / "training.json").touch()
-    train_model([corpus], tmp_path / "model", dataclasses.replace(TINY, steps=1, epochs=None))
-    assert (tmp_path / "model" / "model.safetensors").is_file() and not partial.exists()
-
-
-def test_an_existing_model_is_kept_unless_told(tmp_path: Path, corpus: str) -> None:
-    out = tmp_path / "model"
-    one_step = dataclasses.replace(TINY, steps=1, epochs=None)
-    train_model([corpus], out, one_step)
-    before = model_fingerprint(out)
-    with pytest.raises(UsageError, match="exists"):
-        train_model([corpus], out, dataclasses.replace(one_step, seed=1))
-    assert model_fingerprint(out) == before
-    train_model([corpus], out, dataclasses.replace(one_step, seed=1), overwrite=True)
-    assert model_fingerprint(out) != before
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -212,13 +191,6 @@ def test_options_that_cannot_work(tmp_path: Path, corpus: str, changes: dict[str
     with pytest.raises(UsageError, match=message):
         train_model([corpus], tmp_path / "m", dataclasses.replace(TrainOptions(device="cpu"), **changes))
     assert not (tmp_path / "m").exists()
-
-
-def test_a_corpus_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"id": "a", "text": "fine"}\n{"id": "b"')
-    with pytest.raises(CorpusError, match=r"bad\.jsonl:2"):
-        train_model([str(tmp_path / "bad.jsonl")], tmp_path / "m", TINY)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
 
 
 def test_defaults_fit_the_corpus() -> None:
@@ -252,18 +224,6 @@ def test_texts_of_a_small_corpus_are_read_from_later_sentences_on_too(tmp_path: 
             tokenizer = load_model(tmp_path / f"m{late}", device="cpu").tokenizer
             assert {tokenizer.decode([token]).strip()[-1] for token in found.ends} <= set(".!?\"')")
             assert found.begin == tokenizer.bos_token_id and found.share == 0.5
-
-
-def test_rates(tmp_path: Path, corpus: str) -> None:
-    def rates(**changes: Any) -> tuple[float, float]:
-        options = dataclasses.replace(TINY, epochs=None, steps=1, **changes)
-        recipe = train_model([corpus], tmp_path / str(len(list(tmp_path.iterdir()))), options).recipe
-        return recipe.lr, recipe.adam_lr
-
-    muon, adam = rates()
-    assert rates(lr=2 * muon) == pytest.approx((2 * muon, 2 * adam))
-    assert rates(width=256) == pytest.approx((muon, adam / 2))  # 256 is twice the width that it was chosen at
-    assert rates(optimizer="adamw", lr=0.001)[1] == pytest.approx(0.001)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.training.initial_model import initial_model
@@ -189,17 +189,6 @@ def test_a_model_without_recipe(task_and_queries, trained, tmp_path):
         open_trainer(task, queries, recipe=tmp_path / "nowhere.json")
 
 
-def test_wrong_numbers(task_and_queries, tmp_path):
-    task, queries = task_and_queries
-    trainer = open_trainer(task, queries)
-    with pytest.raises(UsageError, match="a mask has shape"):
-        retrain(trainer, [Job(np.ones(3, bool), 0)], store=tmp_path)
-    with pytest.raises(UsageError, match="--workers is 0"):
-        retrain(trainer, [], store=tmp_path, workers=0)
-    with pytest.raises(UsageError, match="--engine slurm"):
-        retrain(trainer, [], store=tmp_path, engine="slurm")
-
-
 class NamedTrainer:
     """Training whose loss says which chunks and which seed it had."""
 
@@ -232,35 +221,6 @@ def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_pat
         for job, outcome in zip(asked, found, strict=True):
             np.testing.assert_array_equal(outcome.losses, trainer.losses(job))
     assert count_missing(trainer, jobs, store=tmp_path) == 0
-
-
-@pytest.mark.parametrize(
-    ("count", "workers", "sizes"),
-    [
-        (12, 1, [4, 4, 4]),
-        (12, 2, [3, 3, 3, 3]),
-        (12, 3, [4, 4, 4]),
-        (5, 2, [2, 3]),
-        (17, 2, [2, 3, 3, 3, 3, 3]),
-    ],
-)
-@pytest.mark.usefixtures("workers_here")
-def test_no_worker_waits_while_another_has_a_whole_group_left(
-    tmp_path, monkeypatch, workers_here, count, workers, sizes
-):
-    trainer, seen = NamedTrainer(), []
-    trainer.at_once = 4
-
-    def run(group):
-        seen.append(len(group))
-        return NamedTrainer.run(trainer, group)
-
-    monkeypatch.setattr(trainer, "run", run, raising=False)
-    jobs = [Job(np.ones(8, bool), seed) for seed in range(count)]
-    retrain(trainer, jobs, store=tmp_path, workers=workers)
-    assert seen == sizes
-    retrain(trainer, [*jobs, jobs[0]], store=tmp_path, workers=workers)
-    assert seen == sizes  # nothing is trained twice
 
 
 def test_one_model_at_a_time_is_as_several_together(task_and_queries):
