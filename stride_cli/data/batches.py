@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +15,6 @@ from index_format.errors import IndexDamaged
 from index_format.shards import ranges
 
 if TYPE_CHECKING:
-    import torch
-
     from index_format.reader import Index
 
 
@@ -54,8 +53,7 @@ class Batch:
         return values if self.parts is None else np.tensordot(self.parts.astype(values.dtype), values, 1)
 
     def losses_of_queries(self, losses: np.ndarray) -> np.ndarray:
-        """Mean losses of what queries say, (Q,), from those of its rows, (B,): of the parts that count for
-        them, and not of those that they are compared with."""
+        """Mean loss of each response, (Q,), from the losses of rows, (B,), without the other response's."""
         if self.parts is None:
             return losses
         said = np.maximum(self.parts, 0.0).astype(losses.dtype)
@@ -71,8 +69,7 @@ class Batch:
 class RememberingBatch(Batch):
     """A batch that keeps what models' passes over it gave, for as long as it lives.
 
-    Queries' gradients are asked for by the measurement, the projections, the reading and the passages, and
-    are the same each time.
+    Measurement, projections, exact gradients and passages all ask for the queries' gradients.
 
     Attributes
     ----------
@@ -192,14 +189,8 @@ class ChunkReader:
 
     def _ends_chunk(self, token: int) -> bool:
         """True where a chunk ends before that token, or none comes before it."""
-        low, high = 0, self.n_chunks
-        while low < high:
-            middle = (low + high) // 2
-            if int(self.offsets[middle]) < token:
-                low = middle + 1
-            else:
-                high = middle
-        return int(self.offsets[low]) == token
+        chunk = bisect_left(range(self.n_chunks), token, key=lambda number: int(self.offsets[number]))
+        return int(self.offsets[chunk]) == token
 
     def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) and loss weights (T,) of one chunk."""
@@ -223,13 +214,14 @@ class ChunkReader:
         """Number of scored tokens of the corpus."""
         if self._scored is None:
             if self.loss_mask is not None:
-                self._scored = sum(int(self.chunk(row)[1].sum()) for row in range(self.n_chunks))
+                counts = [int(self.chunk(row)[1].sum()) for row in range(self.n_chunks)]
             else:
-                self._scored = 0
+                counts = []
                 for start, stop in ranges(self.n_chunks):
                     lengths = np.diff(self.offsets[start : stop + 1])
                     first = np.maximum(1, self.loss_start[start:stop])
-                    self._scored += int(np.maximum(0, lengths - first).sum())
+                    counts.append(int(np.maximum(0, lengths - first).sum()))
+            self._scored = sum(counts)
         return self._scored
 
     @cached_property
@@ -308,14 +300,11 @@ def row_losses(model: Any, batch: Batch) -> torch.Tensor:
     ----------
     model : AttributableModel, or a classifier with its interface
     """
-    import torch
-    import torch.nn.functional as F
-
     ids, weights = batch.ids.to(model.device), batch.weights.to(model.device)
     final = model.continue_from(model.hidden(ids, 0), 0)  # (B, T, d)
     row, position = torch.nonzero(weights[:, 1:], as_tuple=True)  # token position + 1 is predicted here
     logits = model.logits(final[row, position]).float()
-    losses = F.cross_entropy(logits, ids[row, position + 1], reduction="none").double()
+    losses = torch.nn.functional.cross_entropy(logits, ids[row, position + 1], reduction="none").double()
     losses = losses * weights[row, position + 1]
     return torch.zeros(len(ids), dtype=torch.float64, device=losses.device).index_add(0, row, losses)
 

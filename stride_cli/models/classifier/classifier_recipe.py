@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FILE_NAME = "classifier_recipe.json"
 RECIPE_VERSION = 1
 OPTIMIZERS = ("sgd", "adamw")
+_RATES = {"sgd": {"lr": 0.05, "weight_decay": 5e-4}, "adamw": {"lr": 3e-3, "weight_decay": 1e-2}}
 SCHEDULES = ("cosine", "linear", "constant")
 
 ORDER_RULE = (
@@ -122,9 +123,10 @@ class ClassifierRecipe:
         return self.lr * (1 - done) if self.schedule == "linear" else self.lr
 
     def training_time(self, n_rows: int) -> float | None:
-        """Σ of the learning rates over the steps of a training, of momentum's total effect: the time that
-        gradient flow would take. In a direction of curvature λ training has gone 1 − exp(−λ time) of the way.
-        None for optimizers that rescale gradients.
+        """Time that gradient flow would take: Σ of the learning rates over the steps, with momentum's effect.
+
+        In a direction of curvature λ training has gone 1 − exp(−λ time) of the way. None for optimizers that
+        rescale gradients.
         """
         if self.optimizer != "sgd":
             return None
@@ -150,14 +152,13 @@ def default_recipe(network: NetworkSpec, **given: Any) -> ClassifierRecipe:
     """
     chosen: dict[str, Any] = {}
     if network.name in ("resnet9", "adapter"):
-        chosen = {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 1e-2}
+        chosen = {"optimizer": "adamw", **_RATES["adamw"]}
     if network.name == "logistic":
         chosen = {"epochs": 40}
     chosen |= {key: value for key, value in given.items() if value is not None}
-    if given.get("optimizer") == "sgd" and given.get("lr") is None:
-        chosen |= {"lr": 0.05, "weight_decay": given.get("weight_decay") or 5e-4}
-    if given.get("optimizer") == "adamw" and given.get("lr") is None:
-        chosen |= {"lr": 3e-3, "weight_decay": given.get("weight_decay") or 1e-2}
+    if given.get("optimizer") in _RATES and given.get("lr") is None:
+        own = _RATES[given["optimizer"]]
+        chosen |= {**own, "weight_decay": given.get("weight_decay") or own["weight_decay"]}
     return ClassifierRecipe(network=network, **chosen)
 
 
@@ -222,8 +223,7 @@ def training_path(model: ClassifierModel) -> TrainingPath | None:
     if not time or (recipe.data or {}).get("weights"):
         return None  # the way to weights that training started from is not known
     steps = recipe.steps(n_rows)
-    checkpoints = []
-    before = 0
+    checkpoints, before = [], 0
     for directory in sorted(Path(model.path).expanduser().glob("checkpoints/step-*")):
         step = int(directory.name.partition("-")[2])
         if not 0 < step < steps:

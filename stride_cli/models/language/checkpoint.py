@@ -38,6 +38,11 @@ from stride_cli.models.stream_choice import chosen_stream
 from stride_cli.startup import keep_imported, without_collection
 
 
+@cache  # once, when all has been imported that is before the first model is there
+def _keep_torch() -> None:
+    keep_imported()
+
+
 def load_language_model(
     path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
 ) -> CausalLM:
@@ -56,11 +61,6 @@ def load_language_model(
         if not is_quantised(model):  # which is where it belongs, and some cannot be moved
             _place(model, where, wanted)
     return CausalLM(model, tokenizer, path=str(path_or_id))
-
-
-@cache  # once, when all has been imported that is before the first model is there
-def _keep_torch() -> None:
-    keep_imported()
 
 
 def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
@@ -112,21 +112,23 @@ def _load_weights(
     if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
         importlib.import_module("transformers.modeling_utils")
         keep_imported()
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     weight_files(source.directory / source.gguf if source.gguf else source.directory)
     check_gguf(source)
     method = None if source.gguf is not None else quantisation(source.directory)
+    if source.gguf is not None and hasattr(transformers, "GgufConfig"):  # an older one always dequantises
+        # plain weights also where transformers can compute on GGUF's blocks: they are differentiated
+        placed = {"quantization_config": transformers.GgufConfig(dequantize=True)}
     if method is not None:
         placed = {"device_map": {"": where or torch.device("cpu")}}
     try:
         with quiet_transformers():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 source.directory,
                 dtype=dtype,
                 output_loading_info=True,
                 **source.options,
-                **_unpacked(source),
                 **(placed or {}),
             )
     except Exception as error:
@@ -147,39 +149,20 @@ def _load_weights(
     return model
 
 
-def _unpacked(source: Source) -> dict[str, Any]:
-    """Plain weights also where transformers can compute on GGUF's blocks: they are differentiated."""
-    if source.gguf is None:
-        return {}
-    try:
-        from transformers import GgufConfig
-    except ImportError:  # an older one always dequantises
-        return {}
-    return {"quantization_config": GgufConfig(dequantize=True)}
-
-
 def _refuse_partial(source: Source, model: Any, report: dict[str, Any]) -> None:
-    """A tensor that the file does not have would be random, and a layer that the config does not have
-    dropped."""
-    missing = sorted(report.get("missing_keys") or ())
-    mismatched = sorted(
-        str(item[0] if isinstance(item, tuple) else item) for item in report.get("mismatched_keys") or ()
-    )
-    surplus = [key for key in sorted(report.get("unexpected_keys") or ()) if _is_block_weight(key)]
+    """ModelError where a tensor would be random, or a layer of the file dropped."""
+    mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys") or ()]
+    # old GPT-2 and GPT-NeoX checkpoints carry attention-mask buffers that nobody reads
+    surplus = [key for key in report.get("unexpected_keys") or () if re.search(r"\.\d+\..*\.weight$", key)]
     for what, keys in (
-        ("lack", missing),
+        ("lack", report.get("missing_keys") or ()),
         ("have another shape for", mismatched),
         ("hold, but its config does not,", surplus),
     ):
         if keys:
-            shown = ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")
+            shown = ", ".join(sorted(map(str, keys))[:3]) + (" …" if len(keys) > 3 else "")
             raise ModelError(
                 f"the weights in '{source.given}' {what} {len(keys)} tensors of its {type(model).__name__}: "
                 f"{shown}",
                 fix="weights and config.json do not belong together: copy both from one checkpoint",
             )
-
-
-def _is_block_weight(key: str) -> bool:
-    # old GPT-2 and GPT-NeoX checkpoints carry attention-mask buffers that nobody reads
-    return bool(re.search(r"\.\d+\..*\.weight$", key))

@@ -49,8 +49,9 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
     ------
     ModelError      they are asked to be, and are kept in few bits
     """
-    plain = source.gguf is None and source.base is None
-    if plain and quantisation(source.directory) is not None:
+    if source.gguf is not None or source.base is not None:
+        return False
+    if quantisation(source.directory) is not None:
         if wanted:
             raise ModelError(
                 f"the weights of '{source.given}' are quantised, and such are not streamed",
@@ -58,9 +59,7 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
             )
         return False
     if wanted is not None:
-        return wanted and plain
-    if not plain:
-        return False
+        return wanted
     files = weight_files(source.directory)
     if files[0].suffix != ".safetensors":
         return False
@@ -79,19 +78,14 @@ def outgrows(model: nn.Module, device: torch.device) -> bool:
 
 
 def _told(need: int, device: torch.device, where: str) -> bool:
-    if not larger_than_memory(need, device):
+    free = free_bytes(device)
+    if free is None or need <= _ROOM * free:
         return False
     note(
-        f"the model's weights take {need / 1e9:.1f} GB, {(free_bytes(device) or 0) / 1e9:.1f} GB are free: "
+        f"the model's weights take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: "
         f"they stay {where}, and each block's come while it runs (--no-stream loads them all)"
     )
     return True
-
-
-def larger_than_memory(need: int, device: torch.device) -> bool:
-    """True where so many bytes of weights leave too little free memory."""
-    free = free_bytes(device)
-    return free is not None and need > _ROOM * free
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -148,13 +142,10 @@ def placement(source: Source, dtype: torch.dtype, folder: str) -> dict[str, Any]
     config = AutoConfig.from_pretrained(source.directory, **source.options)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return {"device_map": _device_map(outline, largest_stack(outline)), "offload_folder": folder}
-
-
-def _device_map(model: nn.Module, stack: nn.ModuleList) -> dict[str, str]:
-    """Every module's place by its name: the blocks on disk, all else in memory."""
-    around = dict.fromkeys(_around(model, stack), "cpu")
-    return around | {name: "disk" for name, module in model.named_modules() if module is stack}
+    stack = largest_stack(outline)
+    places = dict.fromkeys(_around(outline, stack), "cpu")
+    places |= {name: "disk" for name, module in outline.named_modules() if module is stack}
+    return {"device_map": places, "offload_folder": folder}
 
 
 def _around(model: nn.Module, stack: nn.ModuleList) -> dict[str, nn.Module]:
@@ -174,46 +165,35 @@ def stream_from_disk(model: Any, device: torch.device) -> None:
     Its directory for what was laid out anew may be deleted afterwards: it is mapped.
     """
     from accelerate.hooks import remove_hook_from_submodules
-
-    index = _offloaded(model)
-    remove_hook_from_submodules(model)
-    for name in ("to", "cuda", "cpu", "hf_device_map"):  # refuse to move what accelerate dispatched
-        model.__dict__.pop(name, None)
-    stream(model, _mapped(index), device)
-
-
-def stream_from_memory(model: Any, device: torch.device) -> None:
-    """Have a model in memory run block by block on a device that has no room for it; nothing, where it
-    computes in that memory."""
-    if device.type == "cpu":
-        return
-    stream(model, {name: parameter.data for name, parameter in model.named_parameters()}, device)
-
-
-def _offloaded(model: nn.Module) -> Mapping[str, Mapping[str, str]]:
-    """Name → where it lies, of the weights that accelerate left on disk."""
-    for module in model.modules():
-        held = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
-        if held is not None:
-            index: Mapping[str, Mapping[str, str]] = held.dataset.index
-            return index
-    raise ModelError(
-        f"{type(model).__name__}: transformers left none of its blocks on disk", fix="give --no-stream"
-    )
-
-
-def _mapped(index: Mapping[str, Mapping[str, str]]) -> dict[str, Tensor]:
-    """The stored weights by name, as their files have them, mapped."""
     from safetensors import safe_open
 
+    # 1. where the weights lie that accelerate left on disk, by name
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    maps = (getattr(hook, "weights_map", None) for hook in hooks)
+    left = next((each for each in maps if each is not None), None)
+    if left is None:
+        raise ModelError(
+            f"{type(model).__name__}: transformers left none of its blocks on disk", fix="give --no-stream"
+        )
+    # 2. as their files have them, mapped
     opened: dict[str, Any] = {}
-    found = {}
-    for name, place in index.items():
+    stored = {}
+    for name, place in left.dataset.index.items():
         file = str(place["safetensors_file"])
         if file not in opened:
             opened[file] = safe_open(file, framework="pt")
-        found[name] = opened[file].get_tensor(place.get("weight_name", name))
-    return found
+        stored[name] = opened[file].get_tensor(place.get("weight_name", name))
+    # 3. without accelerate's hooks, and its refusal to move what it dispatched
+    remove_hook_from_submodules(model)
+    for name in ("to", "cuda", "cpu", "hf_device_map"):
+        model.__dict__.pop(name, None)
+    stream(model, stored, device)
+
+
+def stream_from_memory(model: Any, device: torch.device) -> None:
+    """Have a model in memory run block by block on a device without room for it; nothing on the CPU."""
+    if device.type != "cpu":
+        stream(model, {name: parameter.data for name, parameter in model.named_parameters()}, device)
 
 
 # Running
