@@ -413,7 +413,7 @@ def suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree: int, seed: int) -> None:
-    """Draw the subsets of all chunks that have none yet, blockwise, and transpose the design anew.
+    """Draw the subsets of all chunks that have none yet, blockwise, and sum up their sizes.
 
     Nothing is committed: it takes seconds, and a resumed build draws the same from (seed, chunk number).
     """

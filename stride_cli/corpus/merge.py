@@ -11,6 +11,7 @@ import numpy as np
 
 from index_format.durable import require_space
 from index_format.errors import IndexMismatch
+from index_format.layout import partial_path
 from index_format.location import Location, local_directory
 from index_format.reader import Index
 from index_format.shards import ranges
@@ -20,6 +21,7 @@ from stride_cli.corpus.build import append_design, settings_key, storage_errors,
 from stride_cli.corpus.documents import Document, SeenIds, chained, merged_digest
 from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
+from stride_cli.corpus.summary import disk_bytes
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.recorded_paths import recorded_path, recorded_places
 from stride_cli.version import __version__
@@ -145,10 +147,14 @@ class _Part:
         return sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays)
 
     @property
+    def recorded(self) -> list[str]:
+        """List the files that it was built of, as it records them."""
+        return [source for entry in self.entries for source in entry.get("sources", [])]
+
+    @property
     def sources(self) -> list[str]:
         """List the files that it was built of, as seen from here."""
-        recorded = [source for entry in self.entries for source in entry.get("sources", [])]
-        return [(recorded_places(source, self.index.path) or [source])[0] for source in recorded]
+        return [(recorded_places(source, self.index.path) or [source])[0] for source in self.recorded]
 
     def seen_from(self, place: Path, recorded: str) -> str:
         """Return a recorded path as an index at another place records it."""
@@ -259,10 +265,8 @@ def _check_space(path: Path, parts: Sequence[_Part], n_chunks: int, degree: int)
     copied = sum(part.n_bytes for part in parts)
     if any(part.index.has("corpus/loss_mask") for part in parts):
         copied += sum(part.index.n_tokens for part in parts if not part.index.has("corpus/loss_mask"))
-    # columns; members of the subsets, and as much again while they are sorted
-    design = n_chunks * degree * (2 + 2 * (4 if n_chunks <= 1 << 32 else 8))
-    partial = path.with_name(path.name + ".partial") / "data"
-    there = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
+    design = 2 * n_chunks * degree
+    there = disk_bytes(partial_path(path) / "data") or 0
     require_space(path.parent, max(0, copied + design - there), what=f"merging into {path}")
 
 
@@ -291,9 +295,7 @@ def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> 
         if numbered and name.startswith("corpus/document_id_"):
             continue
         array = part.array(name)
-        begun = (
-            name.endswith("_offsets") and writer.length(name) > 0
-        )  # each begins with a 0, of which one counts
+        begun = name.endswith("_offsets") and writer.length(name) > 0  # of two zeros one counts
         for first, last in ranges(len(array), int(begun)):
             block = np.asarray(array[first:last])
             writer.append(name, block + block.dtype.type(shifts.get(name, 0)))
@@ -324,8 +326,7 @@ def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[
     merged: list[dict[str, Any]] = []
     first_document = 0
     for part in parts:
-        recorded = [source for entry in part.entries for source in entry.get("sources", [])]
-        seen = [part.seen_from(place, source) for source in recorded]
+        seen = [part.seen_from(place, source) for source in part.recorded]
         if part.range.number == 1:
             sources += seen
         entry = {"sources": seen, "reading": part.config.get("reading"), "first_document": first_document}

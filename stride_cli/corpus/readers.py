@@ -22,7 +22,7 @@ from stride_cli.corpus.documents import (
     type_name,
 )
 from stride_cli.corpus.options import Range
-from stride_cli.corpus.sources import ReadLog, Source, find_sources, total_bytes, unreadable
+from stride_cli.corpus.sources import ReadLog, Source, file_bytes, find_sources, unreadable
 from stride_cli.corpus.streams import (
     DamagedStream,
     decompressed_bytes,
@@ -105,11 +105,19 @@ def open_documents(
     """
     found = find_sources(sources)
     log = log if log is not None else ReadLog(options.on_bad)
-    if part is None:
-        log.bytes_total = total_bytes(found)
-    else:
-        found = _sources_in(part, found)
-        log.bytes_total = sum(source.share.high - source.share.low for source in found if source.share)
+    sizes = [file_bytes(source) for source in found]
+    if part is not None:
+        for source, size in zip(found, sizes, strict=True):
+            if size is None:
+                raise UsageError(
+                    f"--range {part} is of files, and {source.name} is a stream: what it is part of is not "
+                    "known",
+                    fix="write it to a file first, or build without --range",
+                )
+        shares = part.shares([size or 0 for size in sizes])
+        found = [replace(source, share=share) for source, share in zip(found, shares, strict=True) if share]
+        sizes = [share.high - share.low for share in shares if share]
+    log.bytes_total = None if None in sizes else sum(size or 0 for size in sizes)
     seen = SeenIds(known_ids, scratch)
     parser = DocumentParser(
         options.fields, options.max_document_bytes, options.number_ids, first_number, seen
@@ -136,21 +144,6 @@ def read_records(path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             raise too_long(f"{source.name}:{number}", DEFAULT_MAX_DOCUMENT_BYTES, "line")
         if line.strip():
             yield number, _parse_json(line, source.name, number)
-
-
-def _sources_in(part: Range, sources: list[Source]) -> list[Source]:
-    """Return the sources of a part, each with its share; UsageError where one has no size."""
-    sizes = []
-    for source in sources:
-        size = total_bytes([source])
-        if size is None:
-            raise UsageError(
-                f"--range {part} is of files, and {source.name} is a stream: what it is part of is not known",
-                fix="write it to a file first, or build without --range",
-            )
-        sizes.append(size)
-    shares = part.shares(sizes)
-    return [replace(source, share=share) for source, share in zip(sources, shares, strict=True) if share]
 
 
 def _read(
@@ -190,7 +183,7 @@ def _lines(source: Source, log: ReadLog, limit: int) -> Iterator[tuple[int, byte
                 # not of the first line alone: files are concatenated
                 yield number, line if line is None else line.removeprefix(_BOM)
     except DamagedStream as error:
-        raise _damaged(source, error) from None
+        raise error.at(source.name) from None
 
 
 def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
@@ -214,7 +207,7 @@ def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
         with open_stream(source, log) as stream:
             data = stream.read(parser.max_bytes + 1)
     except DamagedStream as error:
-        raise _damaged(source, error) from None
+        raise error.at(source.name) from None
     except OSError as error:
         if isinstance(error, StrideError):
             raise
@@ -276,10 +269,6 @@ def _refuse_disguised_jsonl(text: str, source: Source) -> None:
         f"{source.name}:1: expected plain text (one document a file), found JSON Lines",
         fix=f"name it .jsonl, or pipe it in: stride index build - < {source.name}",
     )
-
-
-def _damaged(source: Source, error: DamagedStream) -> CorpusError:
-    return CorpusError(f"{source.name}:{error.line}: {error.message}", fix=error.fix)
 
 
 def _decode(data: bytes, name: str, line: int) -> str:

@@ -139,15 +139,10 @@ def find_sources(sources: Sequence[str]) -> list[Source]:
     return found
 
 
-def total_bytes(sources: Sequence[Source]) -> int | None:
-    """Sum the bytes of all sources on disk; None when one of them is a stream."""
-    total = 0
-    for source in sources:
-        state = None if source.path is None else _state_of(str(source.path))
-        if state is None or not stat.S_ISREG(state.st_mode):
-            return None
-        total += state.st_size
-    return total
+def file_bytes(source: Source) -> int | None:
+    """Return the bytes of a source on disk; None of a stream."""
+    state = None if source.path is None else _state_of(str(source.path))
+    return None if state is None or not stat.S_ISREG(state.st_mode) else state.st_size
 
 
 def _source(name: str) -> Source:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from stride_cli.corpus.documents import bad
@@ -43,7 +44,7 @@ _PASSED_BYTES = 1 << 20  # at once, of what another range reads
 
 
 class DamagedStream(Exception):
-    """A source that cannot be read to its end, whatever --on-bad says; the reader adds the file and line.
+    """A source that cannot be read to its end, whatever --on-bad says.
 
     Attributes:
         message, fix: As of a `CorpusError`.
@@ -55,6 +56,10 @@ class DamagedStream(Exception):
         self.message = message
         self.fix = fix
         self.line = 1
+
+    def at(self, name: str) -> CorpusError:
+        """Make the error that names the file and the line."""
+        return CorpusError(f"{name}:{self.line}: {self.message}", fix=self.fix)
 
 
 def _broken(what: str) -> DamagedStream:
@@ -124,32 +129,41 @@ def open_stream(source: Source, log: ReadLog) -> Iterator[BinaryIO]:
         # left open: it is not ours to close
         yield _decompressed(source.name, cast(BinaryIO, sys.stdin.buffer), "")
         return
+    with open_file(source, source.path, log) as raw:
+        yield _decompressed(source.name, raw, source.path.suffix.lower())
+
+
+@contextmanager
+def open_file(
+    source: Source, path: Path, log: ReadLog, position: Callable[[], int] | None = None
+) -> Iterator[BinaryIO]:
+    """Open the file of a source, which may not change while it is read.
+
+    Args:
+        position: Bytes read so far; default: those of the file.
+
+    Raises:
+        CorpusError: It cannot be opened; at the end: it has changed meanwhile.
+    """
     try:
-        raw = source.path.open("rb")
+        raw = path.open("rb")
     except OSError as error:
         raise unreadable(source.name, error) from None
     with raw:
-        before = version_of(raw)
-        log.enter(source, raw.tell if raw.seekable() else None)
+        before = os.fstat(raw.fileno())
+        log.enter(source, raw.tell if position is None and raw.seekable() else position)
         try:
-            yield _decompressed(source.name, raw, source.path.suffix.lower())
-            refuse_change(source.name, before, version_of(raw))
+            yield raw
+            after = os.fstat(raw.fileno())
         finally:
             log.leave()
-
-
-def version_of(raw: BinaryIO) -> tuple[int, int]:
-    """Return (bytes, time of change) of an open file; (0, 0) of a stream."""
-    state = os.fstat(raw.fileno())
-    return (state.st_size, state.st_mtime_ns) if stat.S_ISREG(state.st_mode) else (0, 0)
-
-
-def refuse_change(name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
-    """CorpusError where a file has changed since it was opened: (bytes, time of change) each."""
-    if before != after:
-        sizes = "" if before[0] == after[0] else f": {before[0]:,} bytes before, {after[0]:,} after"
+    if not stat.S_ISREG(before.st_mode):
+        return
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        sizes = f": {before.st_size:,} bytes before, {after.st_size:,} after"
+        found = f"that it changed{sizes if before.st_size != after.st_size else ''}"
         fix = "wait until it is written, or give a copy of it"
-        raise bad(name, "a file that stays as it is while it is read", f"that it changed{sizes}", fix)
+        raise bad(source.name, "a file that stays as it is while it is read", found, fix)
 
 
 def _decompressed(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:

@@ -8,7 +8,6 @@ texts of a dictionary-encoded row group until its end.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from stride_cli.corpus.documents import (
     too_long,
     too_many_messages,
 )
-from stride_cli.corpus.sources import ReadLog, Source, unreadable
-from stride_cli.corpus.streams import DamagedStream, refuse_change, refuse_expansion, version_of
+from stride_cli.corpus.sources import ReadLog, Source
+from stride_cli.corpus.streams import DamagedStream, open_file, refuse_expansion
 from stride_cli.errors import CorpusError, first_line, require_extra
 
 _ROWS = 256  # at most, of a batch
@@ -65,39 +64,29 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
     if not source.path.is_file():
         fix = "copy it to a file: tables are read from their end"
         raise bad(source.name, f"a {source.kind.capitalize()} file", "a pipe or a device", fix)
-    try:
-        raw = source.path.open("rb")
-    except OSError as error:
-        raise unreadable(source.name, error) from None
-    with raw:
-        before = version_of(raw)
-        size = os.fstat(raw.fileno()).st_size
+    size, n_rows, row, given = source.path.stat().st_size, 1, 0, 0
+    with open_file(source, source.path, log, lambda: size * row // max(1, n_rows)):
         # 1. columns that are fields of documents, and the rows of this share
         with _damage(source, 1):
             table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
             names = _wanted(table.columns, parser.fields.names(), source.name)
-        first, stop = (0, table.n_rows) if source.share is None else source.share.of(table.n_rows)
-        row = given = 0
-        log.enter(source, lambda: size * row // max(1, table.n_rows))
-        try:
-            # 2. each row as a line of JSON would have it, up to the bytes of a document
-            for row, scalars in _rows(table, names, first, stop, source):
-                values = _Row(f"{source.name}:{row}", parser)
-                try:
-                    with _damage(source, row):
-                        record = {name: values.take(scalar, name) for name, scalar in scalars.items()}
-                    document = parser.document(record, source.name, row, table.columns)
-                except CorpusError as error:
-                    log.reject(error)
-                else:
-                    yield document
-                # 3. all rows together within what text expands to
-                given += values.taken + _VALUE_BYTES
+        n_rows = table.n_rows
+        first, stop = (0, n_rows) if source.share is None else source.share.of(n_rows)
+        # 2. each row as a line of JSON would have it, up to the bytes of a document
+        for row, scalars in _rows(table, names, first, stop, source):
+            values = _Row(f"{source.name}:{row}", parser)
+            try:
                 with _damage(source, row):
-                    refuse_expansion(size, given, _OTHERWISE)
-            refuse_change(source.name, before, version_of(raw))
-        finally:
-            log.leave()
+                    record = {name: values.take(scalar, name) for name, scalar in scalars.items()}
+                document = parser.document(record, source.name, row, table.columns)
+            except CorpusError as error:
+                log.reject(error)
+            else:
+                yield document
+            # 3. all rows together within what text expands to
+            given += values.taken + _VALUE_BYTES
+            with _damage(source, row):
+                refuse_expansion(size, given, _OTHERWISE)
 
 
 def _rows(
@@ -125,7 +114,8 @@ def _damage(source: Source, row: int) -> Iterator[None]:
     except CorpusError:
         raise
     except DamagedStream as error:
-        raise CorpusError(f"{where}: {error.message}", fix=error.fix) from None
+        error.line = row
+        raise error.at(source.name) from None
     except UnicodeDecodeError as error:
         raise not_utf8(where, error) from None
     except Exception as error:  # ArrowInvalid, and ValueError, KeyError, OverflowError … of names and types
