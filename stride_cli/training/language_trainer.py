@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
 
 _TOKENS = 4096  # of queries evaluated together
-_AT_ONCE = 4  # more is hardly faster, and leaves processes without work at the end
 # of a small model a GPU waits for kernels to be launched: processes that share it launch theirs side by side.
 # SmolLM2-135M took 147 ms a step by itself, and of 14 on an H200 there was one every 34
 _WAITS, _ON_ONE_GPU = 500_000_000, 12
@@ -51,8 +49,6 @@ class LanguageTrainer:
     queries : QuerySet
     device : str                 "cpu", "cuda", "cuda:1" …
     keep : Path or None          retrained weights, one safetensors file a job
-    at_once : int                jobs trained side by side by `train_stacked`, to rounding what `train` gives;
-                                 1 = one after the other by `train` itself; 0 = what is faster
     peak_bytes : int             about what training takes; 0 = not known
     on_one_gpu : int             most that are trained side by side on a GPU by default, each in a process
     """
@@ -62,15 +58,13 @@ class LanguageTrainer:
     queries: QuerySet
     device: str = "cpu"
     keep: Path | None = None
-    at_once: int = 0
     peak_bytes: int = 0
     on_one_gpu: int = 1
+    at_once: int = 1
     digest: str = field(init=False)
     weights_digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.at_once == 0:
-            self.at_once = _AT_ONCE if self._stackable() else 1
         # what names files and versions does not decide a retrained model, the seed is the job's
         kept = replace(self.recipe, seed=0, corpus={}, versions={}, base=None).to_record()
         text = json.dumps([kept, self.recipe.corpus["fingerprint"], len(self.chunks)], sort_keys=True)
@@ -95,23 +89,12 @@ class LanguageTrainer:
             yield next(trained) if model is None else model
 
     def _train(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        if jobs and self.at_once > 1:
-            masks, seeds = [job.mask for job in jobs], [job.seed for job in jobs]
-            stacked = import_module("stride_cli.research.training.stacked").train_stacked
-            for job, model in zip(jobs, stacked(self.chunks, self.recipe, masks, seeds), strict=True):
-                self._save(job, model)
-                yield model
-            return
         for job in jobs:
             recipe = self.recipe.with_seed(job.seed)
             model = initial_model(recipe).to(self.device)
             train(model, self.chunks, recipe, subset=job.mask)
             self._save(job, model)
             yield model
-
-    def _stackable(self) -> bool:
-        """Recognise a NanoChat trained from scratch on a CPU: research trains several at once."""
-        return self.recipe.kind == "train" and self.recipe.architecture is not None and self.device == "cpu"
 
     def _evaluate(self, model: Any) -> Outcome:
         return Outcome(query_losses(CausalLM(model), self.queries))
@@ -170,7 +153,7 @@ def open_language_trainer(
     recipe = own_recipe(workspace, recipe)
     chunks = index_chunks(workspace)
     trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
-    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens, trainer.at_once)
+    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens)
     if workspace.model.n_parameters < _WAITS:
         trainer.on_one_gpu = _ON_ONE_GPU
     return trainer
@@ -206,13 +189,13 @@ def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) 
     return recipe
 
 
-def training_bytes(model: AttributableModel, batch_tokens: int, at_once: int = 1) -> int:
-    """Estimate the bytes that training takes in fp32: weights, gradients and two moments of every model, and
-    the activations of one batch (every block's, and the logits three times).
+def training_bytes(model: AttributableModel, batch_tokens: int) -> int:
+    """Estimate the bytes that training takes in fp32: weights, gradients, two moments, and the
+    activations of one batch (every block's, and the logits three times).
 
     SmolLM2-135M with batches of 2,048 tokens: 6.8 GB, measured 7.0 to 8.5.
     """
-    states = 16 * model.n_parameters * at_once
+    states = 16 * model.n_parameters
     per_token = 4 * (DIFFERENTIATED * model.n_layers * model.d_model + 3 * model.vocab_size)
     return states + batch_tokens * per_token
 

@@ -40,13 +40,11 @@ def jobs_of(trainer: Trainer) -> list[Job]:
 
 
 def open_jobs(place: str, model_path: str, asked: str) -> Trainer:
-    """A trainer whose groups are single jobs, so that a few keep several workers busy."""
+    """The trainer of an index's model, measured on the queries in a file."""
     index = Index.open(place)
     model = api.open_model(index, model_path, device="cpu", dtype="fp32")
     queries = read_texts(model, asked, block_size=index.attributes["block_size"])
-    trainer = open_trainer(Workspace.open(index, model), queries)
-    trainer.at_once = 1
-    return trainer
+    return open_trainer(Workspace.open(index, model), queries)
 
 
 def main(place: str, model_path: str, asked: str, folder: Path) -> None:

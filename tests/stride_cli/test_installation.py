@@ -15,7 +15,6 @@ INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index
 ROOMS = (
     "audit.bm25",
     "audit.ngrams",
-    "research.training.nanochat_kernels",
     "operators.gate_kernels",
     "operators.fit_kernels",
 )

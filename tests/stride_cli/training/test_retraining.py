@@ -141,7 +141,6 @@ def test_kept_weights_answer_new_queries(task_and_queries, tmp_path, monkeypatch
     trainer = open_trainer(task, queries, keep=keep)
     with monkeypatch.context() as patch:
         patch.setattr("stride_cli.training.language_trainer.train", None)
-        patch.setattr("stride_cli.research.training.stacked.train_stacked", None)
         found = retrain(trainer, jobs, store=tmp_path / "c", workers=1)
     for one, two in zip(found, expected, strict=True):
         assert one.losses.tobytes() == two.losses.tobytes()
@@ -223,16 +222,11 @@ def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_pat
     assert count_missing(trainer, jobs, store=tmp_path) == 0
 
 
-def test_one_model_at_a_time_is_as_several_together(task_and_queries):
-    """Where models are not stacked (other architectures), a job is its chunks and its seed too."""
+def test_a_job_is_its_chunks_and_its_seed(task_and_queries):
     task, queries = task_and_queries
     trainer = open_trainer(task, queries)
-    assert trainer.at_once > 1
     first, second = _jobs(trainer.n_chunks, 2)
     jobs = [first, second, Job(first.mask, second.seed)]
-    together = [outcome.losses for outcome in trainer.run(jobs)]
-    trainer.at_once = 1
     alone = [outcome.losses for outcome in trainer.run(jobs)]
-    np.testing.assert_allclose(alone, together, rtol=0, atol=1e-3)
     apart = [np.abs(alone[a] - alone[b]).max() for a, b in ((0, 1), (0, 2), (1, 2))]
     assert min(apart) > 0.01
