@@ -165,7 +165,9 @@ def _take(bad: BadInput, prompt: Prompt, error: StrideError) -> None:
     bad.take(error, prompt.source, prompt.line, prompt.id)
 
 
-def read_prompts(texts: Sequence[str], file: Path | None, example: str) -> Iterator[Prompt]:
+def read_prompts(
+    texts: Sequence[str], file: Path | None, example: str, on_bad: str = "error"
+) -> Iterator[Prompt]:
     """Read prompts one at a time, as they arrive: arguments, lines of stdin for "-", or lines of a file.
 
     Raises
@@ -183,7 +185,7 @@ def read_prompts(texts: Sequence[str], file: Path | None, example: str) -> Itera
         return _lines(stdin_lines(), "stdin")
     if "-" in texts:
         raise UsageError("- reads all prompts from stdin (found other prompts beside it)", fix="drop them")
-    if not all(text.strip() for text in texts):
+    if on_bad == "error" and not all(text.strip() for text in texts):
         raise QueryError("the prompt is empty (expected some text)", fix=example)
     return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(texts, 1))
 

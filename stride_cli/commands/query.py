@@ -79,7 +79,8 @@ def query(
     from stride_cli.commands.answer_output import AnswerOutput
 
     texts = [] if text is None else [text]
-    prompts = read_prompts(texts, file, 'stride query "The French Revolution began in"')
+    example = 'stride query "The French Revolution began in"'
+    prompts = read_prompts(texts, file, example, bad_input.on_bad)
     if pool and text not in (None, "-", "held-out"):
         raise UsageError(
             "--pool answers several prompts as one (found one prompt)",
