@@ -11,8 +11,8 @@ That is blind to chunks unlike all that were found: where few are read, several 
 unlikely to be. So the others that are to be expected above are counted, too, from their estimates and the
 distribution of influences (`recovery.posterior`). They are all but independent, and their number is Poisson.
 The less of both is stated. It says too little where shared pairs, which guide the reading beside projections,
-know more than these. From a hundred chunks on, the first bound alone holds (`tests/benchmarks/recall.py`: for
-.98 and more of the answers).
+know more than these. From a hundred chunks on, the first bound alone holds, for .98 and more
+of the answers (`recall.jsonl` in the benchmarks' results).
 """
 
 from __future__ import annotations

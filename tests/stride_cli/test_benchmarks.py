@@ -1,4 +1,4 @@
-"""Benchmarks of building, measuring and fitting run at tiny sizes; their records hold what they promise."""
+"""The benchmark of fitting runs at a tiny size; its records hold what they promise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import build, fitting
+from tests.benchmarks import fitting
 from tests.benchmarks._machine import interleave, watched_memory
 
 WORDS = ["water", "stone", "river", "mountain", "history", "science", "treaty", "empire", "island", "planet"]
@@ -52,17 +52,6 @@ def test_tasks_take_turns_and_memory_is_watched() -> None:
         time.sleep(0.5)
         block.close()
     assert held["peak_megabytes"] > 40
-
-
-@pytest.mark.slow
-def test_building(corpus: Path, index: Path) -> None:
-    from stride_cli.models.language.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(corpus.parent / "model")
-    record = build.throughput(corpus, tokenizer, 16, repeats=1)
-    assert record["documents"] == 30 and record["share_of_bare_tokenizer"] > 0
-    held = build.memory(64, tokenizer)
-    assert held["documents"] == 16 and held["chunks"] == 64
 
 
 @pytest.mark.slow
