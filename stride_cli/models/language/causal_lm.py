@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.kinds import Kind
@@ -30,6 +31,7 @@ from stride_cli.models.language.fingerprints import state_fingerprint, tokenizer
 from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
 from stride_cli.models.language.lora import trained_matrices
 from stride_cli.models.language.objective import (
+    Stop,
     head_logits,
     logit_cap,
     plain_head,
@@ -55,10 +57,6 @@ from stride_cli.models.linear_layers import (
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
 _PROBE_LENGTH = 12
-
-
-class _Stop(Exception):
-    """Leaves a forward pass as soon as what was wanted from it is there."""
 
 
 @dataclass(frozen=True)
@@ -203,14 +201,13 @@ class CausalLM:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Token ids that end a generation."""
-        ends: set[int] = set()
-        sources = [
+        sources = (
             getattr(self.model, "generation_config", None),
             self.model.config.get_text_config(),
             self._tokenizer,
-        ]
-        for source in sources:
-            end = getattr(source, "eos_token_id", None)
+        )
+        ends: set[int] = set()
+        for end in (getattr(source, "eos_token_id", None) for source in sources):
             ends.update(end if isinstance(end, list | tuple) else [] if end is None else [end])
         return frozenset(ends)
 
@@ -238,24 +235,19 @@ class CausalLM:
         def catch_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if threading.get_ident() == me:
                 caught.append(split_call(args, kwargs)[0])
-                raise _Stop
+                raise Stop
 
         def catch_output(block: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == me:
                 caught.append(output[0] if isinstance(output, tuple) else output)
-                raise _Stop
+                raise Stop
 
         with self._lock:
             if layer < self.n_layers:
                 handle = self.blocks[layer].register_forward_pre_hook(catch_input, with_kwargs=True)
             else:
                 handle = self.blocks[-1].register_forward_hook(catch_output)
-            try:
-                self._forward(ids)
-            except _Stop:
-                pass
-            finally:
-                handle.remove()
+            self._run_until(handle, ids)
         return caught[0]
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
@@ -326,17 +318,17 @@ class CausalLM:
         return [known[layer] for layer in layers]
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks, in the order in which they run: "mlp", of every block the one with
-        which its feed-forward part writes (none where one has no such part that can be told, or several:
-        mixtures of experts), or "all"; of a model with an adapter, all that this is on. Fused experts are
-        no linear layers."""
+        """Linear layers inside the blocks, in the order in which they run; fused experts are none.
+
+        "mlp": of every block the one with which its feed-forward part writes; none where a block has no such
+        part, or several (experts). "all": all of them; of a model with an adapter, those that it is on.
+        """
         found = self._linear_layers
         return found.mlp if which == "mlp" else found.all
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
-        """While it lasts, `visit(number, inputs, outputs)` is called when one of `linear_layers` has run in
-        this thread.
+        """Within: `visit(number, inputs, outputs)` is called after each of `linear_layers` in this thread.
 
         Parameters
         ----------
@@ -371,10 +363,11 @@ class CausalLM:
         return uncapped_logits(self.model, final, tokens)
 
     def token_losses(self, final: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of targets (B, T) under the head at final (B, T, d): (B, T) fp32 nats, differentiable
-        once in `final`; where the head is a plain product, without holding all logits at once."""
-        weight = plain_head(self.model)
-        if weight is not None:
+        """Cross entropy of targets (B, T) at final (B, T, d): (B, T) fp32 nats; differentiable once.
+
+        Where the head is a plain product, not all logits are held at once.
+        """
+        if (weight := plain_head(self.model)) is not None:
             flat = final.reshape(-1, final.shape[-1])
             losses = token_losses(flat, weight, targets.flatten(), soft_cap=logit_cap(self.model))
         else:
@@ -387,8 +380,7 @@ class CausalLM:
         return soft_cap(self.model, logits)
 
     def cap_slope(self, logits: Tensor) -> Tensor | None:
-        """Derivative of the soft cap at capped logits, of the same shape and without a graph; None where the
-        model has no cap."""
+        """Derivative of the soft cap at capped logits, without a graph; None where there is no cap."""
         cap = logit_cap(self.model)
         if cap is None:
             return None
@@ -402,15 +394,13 @@ class CausalLM:
     def generate_each(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int
     ) -> list[list[int] | QueryError | NumericalError]:
-        """Greedy continuations of prompts of any lengths, each as if it were alone; in the place of one that
-        cannot be had, its error.
+        """Greedy continuations of prompts of any lengths, each as if alone; for a failure its error.
 
-        Prompts of one length are continued together, as far as rounding is too small to make them others than
-        each alone: in half precision it is not.
+        Prompts of one length are continued together in float32: in half precision rounding would change them.
         """
+        together = self.dtype == torch.float32
         groups: dict[int, list[int]] = {}
         for number, prompt in enumerate(prompts):
-            together = self.dtype == torch.float32
             groups.setdefault(len(prompt) if together else -1 - number, []).append(number)
         found: dict[int, list[int] | QueryError | NumericalError] = {}
         waiting = list(groups.values())
@@ -418,13 +408,12 @@ class CausalLM:
             group = waiting.pop()
             try:
                 written = self.generate_together([prompts[number] for number in group], max_new_tokens)
+                found.update(zip(group, written, strict=True))
             except (QueryError, NumericalError) as error:
                 if len(group) == 1:
                     found[group[0]] = error
                 else:  # the others are not to suffer for it
                     waiting += [[number] for number in group]
-            else:
-                found.update(zip(group, written, strict=True))
         return [found[number] for number in range(len(prompts))]
 
     @torch.no_grad()
@@ -505,12 +494,15 @@ class CausalLM:
 
         def stop(module: nn.Module, args: Any) -> None:
             if threading.get_ident() == me:
-                raise _Stop
+                raise Stop
 
-        handle = self.head.register_forward_pre_hook(stop)
+        self._run_until(self.head.register_forward_pre_hook(stop), ids)
+
+    def _run_until(self, handle: RemovableHandle, ids: Tensor) -> None:
+        """The forward pass until a hook stops it; the hook is removed."""
         try:
             self._forward(ids)
-        except _Stop:
+        except Stop:
             pass
         finally:
             handle.remove()
@@ -544,8 +536,7 @@ class CausalLM:
 
     @torch.no_grad()
     def _check_parts(self) -> None:
-        """Compare the parts with the whole on a short probe, and check that later tokens change nothing
-        before."""
+        """Compare the parts with the whole on a probe; check that later tokens change nothing before."""
         length = min(_PROBE_LENGTH, self.context_length)
         n_tokens = self.model.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(2 * length, device=self.device) * 7 % n_tokens).view(2, length)

@@ -63,11 +63,6 @@ def add_lora(
     return added
 
 
-def first_inputs(model: Any, *, rank: int, seed: int) -> dict[nn.Module, Tensor]:
-    """The matrices A (rank, in) that `add_lora` began with in the layers of a model that was merged since."""
-    return {layer: start for layer, _, start in _drawn(block_stack(model).modules(), rank, seed)}
-
-
 def _drawn(layers: Iterable[Any], rank: int, seed: int) -> Iterator[tuple[Any, int, Tensor]]:
     """(layer, out_features, A) for each linear layer, A (rank, in)."""
     generator = torch.Generator().manual_seed(seed)
@@ -123,7 +118,11 @@ def trained_matrices(model: Any, recipe: Recipe) -> dict[nn.Module, AdapterMatri
     whose rounding is larger): A as its seed drew it, of which .9 was left after 56 steps (`instructions`,
     ranks 8 and 16), and no B.
     """
-    drawn = first_inputs(model, rank=recipe.lora_rank, seed=recipe.seed)
+    # A (rank, in) as `add_lora` began with it, in layers that were merged since
+    drawn = {
+        layer: start
+        for layer, _, start in _drawn(block_stack(model).modules(), recipe.lora_rank, recipe.seed)
+    }
     names = {layer: name for name, layer in model.named_modules()}
     with ExitStack() as opened:
         before = _weights(str(recipe.base), opened)

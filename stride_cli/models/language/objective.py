@@ -194,8 +194,8 @@ def uncapped_logits(model: Any, final: Tensor, tokens: Tensor | None = None) -> 
     return logits
 
 
-class _Stop(Exception):
-    pass
+class Stop(Exception):
+    """Leaves a forward pass as soon as what was wanted from it is there."""
 
 
 def before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
@@ -204,12 +204,12 @@ def before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
 
     def stop(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
         caught.append(args[0])
-        raise _Stop
+        raise Stop
 
     handle = head.register_forward_pre_hook(stop)
     try:
         model(input_ids=ids, use_cache=False)
-    except _Stop:
+    except Stop:
         pass
     finally:
         handle.remove()

@@ -13,7 +13,6 @@ from index_format.reader import Index
 from index_format.shards import ShardedArray
 from stride_cli.data import batches
 from stride_cli.data.batches import ChunkReader
-from stride_cli.data.workspace import check_bounds
 from stride_cli.operators.closed import ClosedSettings, fit_spaces
 from stride_cli.operators.gradients import gradient_products
 from tests.index_format.sample_build import build
@@ -45,21 +44,6 @@ def test_a_reader_maps_and_counts_as_of_one_file(many_files: Index, tmp_path: Pa
             np.testing.assert_array_equal(mine, other)
     ends = whole.offsets.tolist()
     assert [token for token in range(ends[-1] + 2) if mapped._ends_chunk(token)] == ends
-
-
-def test_numbers_are_looked_through_once_and_of_another_index_again(
-    many_files: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked = []
-    real = Index.check_bounds
-    monkeypatch.setattr(Index, "check_bounds", lambda self: (looked.append(self.digest), real(self)))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    check_bounds(many_files)
-    check_bounds(Index.open(many_files.path))
-    assert looked == [many_files.digest]
-    build(tmp_path / "other", 50)
-    check_bounds(Index.open(tmp_path / "other"))
-    assert len(looked) == 2
 
 
 def test_reading_a_few_chunks_holds_nothing_of_the_others() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,29 +168,27 @@ def test_rows_that_cannot_be_chosen(digits_file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_directories_that_are_damaged(digits_model: Path, tmp_path: Path) -> None:
-    def damaged(name: str) -> Path:
-        copy = tmp_path / name
-        shutil.copytree(digits_model, copy)
-        return copy
+def _other_version(copy: Path) -> None:
+    file = copy / "classifier.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "classifier_version": 9}))
 
-    copy = damaged("weights")
-    (copy / "weights.safetensors").write_bytes((copy / "weights.safetensors").read_bytes()[:-9])
-    with pytest.raises(ModelError, match="cannot be loaded"):
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda copy: (copy / "weights.safetensors").write_bytes(b"1234"), "cannot be loaded"),
+        (lambda copy: (copy / "weights.safetensors").unlink(), "no weights"),
+        (lambda copy: (copy / "classifier.json").write_text("{"), r"classifier.json cannot be read"),
+        (_other_version, "version 9"),
+    ],
+)
+def test_directories_that_are_damaged(
+    damage: Callable[[Path], Any], message: str, digits_model: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(digits_model, tmp_path / "copy"))
+    damage(copy)
+    with pytest.raises(ModelError, match=message):
         load_classifier(copy)
-    (copy / "weights.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights"):
-        load_classifier(copy)
-    copy = damaged("description")
-    (copy / "classifier.json").write_text("{")
-    with pytest.raises(ModelError, match=r"classifier.json cannot be read"):
-        load_classifier(copy)
-    description = json.loads((digits_model / "classifier.json").read_text())
-    (copy / "classifier.json").write_text(json.dumps({**description, "classifier_version": 9}))
-    with pytest.raises(ModelError, match="version 9"):
-        load_classifier(copy)
-    with pytest.raises(ModelError, match="dtype 'bf16' is unknown"):
-        load_classifier(digits_model, dtype="bf16")
 
 
 def test_a_directory_is_not_overwritten_unasked(digits_file: Path, tmp_path: Path) -> None:

@@ -182,10 +182,3 @@ def test_something_between_the_blocks_and_the_head_is_noticed(make_model: Maker)
     model.model.forward = doubling
     with pytest.raises(ModelError, match="does not give the model's own logits"):
         CausalLM(model)
-
-
-def test_tokenizer_and_vocabulary_must_fit(make_model: Maker, tokenizer: Any) -> None:
-    with pytest.raises(ModelError, match=r"the tokenizer has \d+ tokens, the model 97"):
-        CausalLM(make_model("Llama"), tokenizer)
-    with pytest.raises(ModelError, match="without a tokenizer"):
-        _ = CausalLM(make_model("Llama")).tokenizer

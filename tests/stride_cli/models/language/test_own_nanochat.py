@@ -118,11 +118,7 @@ def _written(name: str, text: str) -> Callable[[Path], None]:
     [
         _changed(num_key_value_heads=1),
         _changed(hidden_act="silu"),
-        _changed(attention_bias=True),
         _changed(tie_word_embeddings=True),
-        _changed(pad_token_id=2),
-        _changed(head_dim=8),
-        _changed(architectures="NanoChatForCausalLM"),
         _changed(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
         _changed(auto_map={"AutoModelForCausalLM": "own.Own"}),
         _changed(quantization_config={}),

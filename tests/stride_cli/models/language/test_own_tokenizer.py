@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.corpus.chunking import DocumentTokenizer
-from stride_cli.corpus.documents import Document
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import (
@@ -88,23 +85,6 @@ def test_chats(chat: list[dict[str, str]], both: tuple[OwnTokenizer, Any]) -> No
         ids = theirs.apply_chat_template(chat, add_generation_prompt=asks, return_dict=False)
         assert own.apply_chat_template(chat, add_generation_prompt=asks, return_dict=False) == ids
     assert own.apply_chat_template(chat)["input_ids"] == theirs.apply_chat_template(chat)["input_ids"]
-
-
-def test_documents(both: tuple[OwnTokenizer, Any], saved_model: Path) -> None:
-    documents = [
-        Document(id="a", text="Ada lives in Oslo. " * 9, source="c", line=1),
-        Document(id="b", prompt="Who?", response="Ada – née Ö🦒", source="c", line=2),
-        Document(id="c", messages=tuple(CHATS[1] + CHATS[1]), source="c", line=3),
-    ]
-
-    def cut(tokenizer: Any) -> list[tuple[Any, ...]]:
-        one = DocumentTokenizer(tokenizer, block_size=16)
-        encoded = [*one.encode_batch(documents), *one.encode_batch(documents[:1])]
-        return [(found.tokens.tolist(), found.scored.tolist()) for found in encoded]
-
-    wanted = cut(both[1])
-    assert cut(both[0]) == wanted
-    assert cut(pickle.loads(pickle.dumps(load_tokenizer(saved_model)))) == wanted
 
 
 def _changed(**changes: Any) -> Callable[[Path], None]:

@@ -268,17 +268,17 @@ def test_from_index_to_query(saved_llama: Path, corpus: str, tmp_path: Path) -> 
     answers = []
     for flag in ("--no-stream", "--stream"):
         index = tmp_path / f"{flag[2:]}.stride"
-        built = run_stride(f"index build {corpus} --model {saved_llama} --out {index}")
-        assert built.code == 0, built.err
-        trained = run_stride(f"train --index {index} --device cpu {flag} --json")
-        assert trained.code == 0, trained.err
-        asked = "STRIDE_QUERY_MEASURE=exact query 'Ada number 3 lives in' --read 5 --json"
-        found = run_stride(f"{asked} --index {index} --device cpu {flag}")
-        assert found.code == 0, found.err
+        for line in (
+            f"index build {corpus} --model {saved_llama} --out {index}",
+            f"train --index {index} --device cpu {flag}",
+            f"STRIDE_QUERY_MEASURE=exact query 'Ada number 3 lives in' --read 5 --index {index} --device cpu "
+            f"{flag}",
+        ):
+            found = run_stride(f"{line} --json")
+            assert found.code == 0, found.err
         (answer,) = found.records
+        answer["info"] = run_stride(f"model info {saved_llama} {flag} --json").records[0]
         answers.append(answer)
-        about = run_stride(f"model info {saved_llama} {flag} --json").records[0]
-        answer["info"] = about
     whole, streamed = answers
     assert streamed["info"] == whole["info"] and streamed["response"] == whole["response"]
     assert [hit["document"] for hit in streamed["hits"]] == [hit["document"] for hit in whole["hits"]]
