@@ -171,7 +171,9 @@ def read_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _refuse_repeated(yaml.compose(text))
+        content = yaml.safe_load(text)
     except OSError:
         raise
     except Exception as error:  # of what kind depends on what is written: "!!bool x" is a KeyError to PyYAML
@@ -204,6 +206,17 @@ def read_file(path: Path) -> dict[str, Any]:
                 )
             found[f"{section}.{name}"] = value
     return found
+
+
+def _refuse_repeated(node: Any) -> None:
+    """Raise ValueError for a key that stands in a mapping twice: PyYAML would take the last."""
+    seen = set()
+    for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            raise ValueError(f"'{shortened(str(key.value), 60)}' stands there twice, again in line {line}")
+        seen.add(key.value if isinstance(key.value, str) else id(key))
+        _refuse_repeated(value)
 
 
 def _kinds(entry: Entry) -> tuple[type, ...]:

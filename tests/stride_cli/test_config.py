@@ -83,6 +83,8 @@ def test_every_setting_can_be_set_in_the_file(elsewhere: Path) -> None:
         ("query:\n  topp: 3\n", "there is no setting 'query.topp'", "did you mean query.top?"),
         ("qury:\n  top: 3\n", "found 'qury'", "a section is query"),
         ("query: 3\n", "expected settings under 'query', found 3", "query: {top: 20}"),
+        ("query:\n  top: 3\n  read: 5\n  top: 4\n", "'top' stands there twice, again in line 4", "query:"),
+        ("query:\n  top: 3\nquery:\n  read: 4\n", "'query' stands there twice, again in line 3", "query:"),
         ("query:\n  top: many\n", "query.top is 'many' (expected int)", "write query.top as int"),
         ("query:\n  top: true\n", "query.top is True (expected int)", "write query.top as int"),
         ("query:\n  top: [\n", "is not YAML", "query:"),
