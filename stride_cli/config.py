@@ -212,10 +212,11 @@ def _refuse_repeated(node: Any) -> None:
     """Raise ValueError for a key that stands in a mapping twice: PyYAML would take the last."""
     seen = set()
     for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
-        if key.value in seen:
+        name = str(key.value)
+        if name in seen:
             line = key.start_mark.line + 1
-            raise ValueError(f"'{shortened(str(key.value), 60)}' stands there twice, again in line {line}")
-        seen.add(key.value if isinstance(key.value, str) else id(key))
+            raise ValueError(f"'{shortened(name, 60)}' stands there twice, again in line {line}")
+        seen.add(name)
         _refuse_repeated(value)
 
 
