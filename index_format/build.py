@@ -61,7 +61,6 @@ class Build:
         prefix: str,
         build_key: str,
         overwrite: bool,
-        replaces: bool,
         shard_bytes: int = SHARD_BYTES,
         extends: str | None = None,
     ) -> None:
@@ -71,7 +70,8 @@ class Build:
         self._data = self._partial / "data"
         self._prefix = prefix  # of array names that is not part of their path below data/
         self._key = build_key
-        self._replaces = replaces
+        # a group, and what an append has made, take the place of what they grew from
+        self._replaces = overwrite or prefix != "" or extends is not None
         self._extends = extends
         self._shard_bytes = shard_bytes
         self._arrays: dict[str, ShardWriter] = {}
@@ -254,9 +254,10 @@ class Build:
             self._resumed = not other and all(header.get(name) == value for name, value in key.items())
             if not self._resumed:
                 if self._has_progress() and not overwrite:
+                    discard = "discard it with --overwrite" if self._extends is None else "delete it"
                     raise IndexIncomplete(
                         f"{self._partial} is an unfinished build from other input or settings",
-                        fix="resume it with the command that began it, or discard it with --overwrite",
+                        fix=f"resume it with the command that began it, or {discard}",
                     )
                 journal = self._clear()
         # 3. a new build begins with a header
@@ -378,11 +379,7 @@ class Build:
         # 2. one rename, or exchange, after a line that tells the next build what to look for
         assert self._journal is not None
         self._journal.write({"kind": "publish", "digest": digest})
-        if os.path.lexists(self.path) and self._replaces:
-            durable.exchange(self._data, self.path, self._partial / "replaced")
-        else:
-            durable.rename_new(self._data, self.path)
-        durable.sync_directory(self.path.parent)
+        durable.put_in_place(self._data, self.path, self._partial, replace=self._replaces)
         if not self._resumed and self._extends is None:  # else some of it was written by others
             Soundness(self.path).wrote((name, sha256) for name, (_, sha256) in files.items())
         self._remove()

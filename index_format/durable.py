@@ -213,6 +213,18 @@ def exchange(source: Path, target: Path, aside: Path) -> None:
         raise OSError(failure, os.strerror(failure), str(source), None, str(target))
 
 
+def put_in_place(made: Path, target: Path, partial: Path, *, replace: bool = True) -> None:
+    """Rename `made`, which lies in the directory `partial`, to `target`, durably.
+
+    What is there goes to where `made` was or to PARTIAL/replaced; with `replace` False, IndexExists.
+    """
+    if replace and os.path.lexists(target):
+        exchange(made, target, partial / "replaced")
+    else:
+        rename_new(made, target)
+    sync_directory(target.parent)
+
+
 def _renameat2(source: Path, target: Path, flags: int) -> int:
     """Call renameat2(2) and return its errno, 0 when it worked."""
     try:

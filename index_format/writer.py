@@ -67,12 +67,11 @@ class IndexWriter(Build):
             prefix="",
             build_key=build_key,
             overwrite=overwrite,
-            replaces=overwrite,
             shard_bytes=shard_bytes,
         )
 
     @classmethod
-    def extend(cls, path: Given, *, build_key: str, overwrite: bool = False) -> IndexWriter:
+    def extend(cls, path: Given, *, build_key: str) -> IndexWriter:
         """Begin, or resume, an append to the index at `path`: a new index that starts as the old one.
 
         Arrays of corpus/ and design/ begin with their present rows, except design/row_offsets, which is
@@ -95,8 +94,7 @@ class IndexWriter(Build):
             index.directory,
             prefix="",
             build_key=build_key,
-            overwrite=overwrite,
-            replaces=True,
+            overwrite=False,
             shard_bytes=index.attributes["shard_bytes"],
             extends=index.digest,
         )
@@ -239,7 +237,6 @@ class GroupWriter(Build):
             prefix=f"{group}/",
             build_key=build_key,
             overwrite=overwrite,
-            replaces=True,
             shard_bytes=shard_bytes,
         )
 

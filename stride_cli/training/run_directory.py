@@ -16,12 +16,10 @@ from typing import Any
 from index_format.durable import (
     DirectoryLock,
     copy_file,
-    exchange,
     make_directory,
-    rename_new,
+    put_in_place,
     replace_file,
     storage,
-    sync_directory,
     sync_files,
     sync_tree,
 )
@@ -156,11 +154,7 @@ class RunDirectory:
         """Make the model appear at `out`, whole, and remove what it was made with."""
         sync_files(self.model)
         sync_tree(self.model)
-        if self.out.exists():
-            exchange(self.model, self.out, self.partial / "replaced")
-        else:
-            rename_new(self.model, self.out)
-        sync_directory(self.out.parent)
+        put_in_place(self.model, self.out, self.partial)
         shutil.rmtree(self.partial)
         self._lock.release()
 

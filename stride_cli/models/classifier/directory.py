@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from index_format.durable import exchange, make_directory, rename_new, sync_directory, sync_tree, write_file
+from index_format.durable import make_directory, put_in_place, sync_tree, write_file
 from index_format.errors import IndexMismatch
 from stride_cli.errors import CorpusError, ModelError, QueryError, UsageError
 from stride_cli.models.classifier.classifier_recipe import FILE_NAME as RECIPE_NAME
@@ -113,11 +113,7 @@ def save_classifier(
         write_file(directory / _WEIGHTS, save(tensors))
     write_file(model / RECIPE_NAME, recipe.to_json().encode())
     sync_tree(model)
-    if out.exists():
-        exchange(model, out, partial / "replaced")
-    else:
-        rename_new(model, out)
-    sync_directory(out.parent)
+    put_in_place(model, out, partial)
     shutil.rmtree(partial, ignore_errors=True)
 
 
