@@ -36,7 +36,7 @@ from index_format.manifest import (
     read_manifest,
 )
 from index_format.shards import ShardedArray, ShardWriter
-from index_format.soundness import Soundness
+from index_format.soundness import wrote
 
 _T = TypeVar("_T")
 _OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "replaced"}
@@ -381,7 +381,7 @@ class Build:
         self._journal.write({"kind": "publish", "digest": digest})
         durable.put_in_place(self._data, self.path, self._partial, replace=self._replaces)
         if not self._resumed and self._extends is None:  # else some of it was written by others
-            Soundness(self.path).wrote((name, sha256) for name, (_, sha256) in files.items())
+            wrote(self.path, ((name, sha256) for name, (_, sha256) in files.items()))
         self._remove()
 
     def _write_json(self, directory: Path, data: bytes, files: Files) -> None:

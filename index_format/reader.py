@@ -42,7 +42,7 @@ from index_format.manifest import (
     read_group,
 )
 from index_format.shards import ShardedArray, map_array, ranges
-from index_format.soundness import Soundness
+from index_format.soundness import is_sound
 
 Progress = Callable[[int, int], None]
 STAGE_COMMANDS = {
@@ -70,7 +70,6 @@ class Index:
         self._root = group
         self._stages: dict[str, Group] = {}
         self._views: dict[str, np.ndarray | ShardedArray] = {}
-        self._soundness = Soundness(root)
         self.digest = group.digest
         self.n_subsets: int = attributes["n_subsets"]
         self.degree: int = attributes["degree"]
@@ -164,7 +163,10 @@ class Index:
         files = self._group(name.partition("/")[0]).files
 
         def check(chunk: str, opened: os.stat_result, content: memoryview) -> None:
-            self._soundness.check(chunk, opened, content, files[chunk][1])
+            if not is_sound(opened, content, files[chunk][1]):
+                raise IndexDamaged(
+                    f"{self._directory / chunk} has other content than the manifest records", fix=RESTORE
+                )
 
         return map_array(self._directory, name, metadata, check)
 

@@ -35,7 +35,7 @@ from index_format.errors import (
 from index_format.layout import STAGE_GROUPS
 from index_format.location import Location, without_password
 from index_format.manifest import DOCUMENT_BYTES, MANIFEST, Files, parse_manifest
-from index_format.soundness import Soundness
+from index_format.soundness import is_sound, wrote
 
 Progress = Callable[[int, int], None]  # (bytes that are here, bytes in all)
 _AT_ONCE = 4  # with more new connections at once a small server drops some
@@ -77,7 +77,7 @@ def fetch_index(where: Location, progress: Progress | None = None) -> Path:
             done += length
             if progress is not None:
                 progress(done, total)
-    Soundness(home).wrote((name, files[name][1]) for name in missing)
+    wrote(home, ((name, files[name][1]) for name in missing))
     # 3. the manifests last: without them a directory is no index
     for name, data in manifests.items():
         if not (home / name).is_file():
@@ -107,7 +107,7 @@ def _is_here(home: Path, name: str, length: int, sha256: str) -> bool:
             if status.st_size != length:
                 return False
             content = mmap(file.fileno(), 0, access=ACCESS_READ) if length else b""
-            return Soundness(home).is_sound(name, status, memoryview(content), sha256)
+            return is_sound(status, memoryview(content), sha256)
     except (OSError, ValueError):
         return False
 

@@ -277,7 +277,14 @@ def _write_corpus(
     progress = start
     if writer.state is not None:
         progress = _Progress(**writer.state)
-        _pass_over(documents, start, progress, writer.path)
+        # the documents that are committed are read over, and have to be the same
+        count = progress.documents - start.documents
+        if chained(start.digest, itertools.islice(documents, count)) != progress.digest:
+            raise CorpusError(
+                f"the corpus has changed since the build at {writer.path} was interrupted: expected its first "
+                f"{count:,} documents again, found others or fewer",
+                fix="give the same corpus to resume, or start afresh with --overwrite",
+            )
     last, wait = time.monotonic(), options.commit_seconds
     try:
         for batch, blocks in _with_progress(tokenised(chunker, documents, options), log):
@@ -296,17 +303,6 @@ def _write_corpus(
             )
         raise
     return progress
-
-
-def _pass_over(documents: Iterator[Document], start: _Progress, committed: _Progress, path: Path) -> None:
-    """Read over the documents that the interrupted build committed; CorpusError where they differ."""
-    count = committed.documents - start.documents
-    if chained(start.digest, itertools.islice(documents, count)) != committed.digest:
-        raise CorpusError(
-            f"the corpus has changed since the build at {path} was interrupted: expected its first {count:,} "
-            "documents again, found others or fewer",
-            fix="give the same corpus to resume, or start afresh with --overwrite",
-        )
 
 
 def tokenised(

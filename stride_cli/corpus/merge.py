@@ -79,6 +79,8 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
         append_design(writer, n_chunks, n_subsets=k, degree=d, seed=first.index.seed)
         attributes = first.index.attributes
         model = attributes.get("model_path")
+        # older releases counted less
+        counted = [name for name in _COUNTED if all(name in part.counts for part in parts)]
         writer.publish(
             {
                 "seed": first.index.seed,
@@ -89,7 +91,7 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
                 "fingerprints": {**attributes["fingerprints"], "corpus": corpus},
                 "model_path": None if model is None else first.seen_from(place, model),
                 "config": _merged_config(parts, place, exact=exact),
-                "counts": _counts(parts),
+                "counts": {name: sum(part.counts[name] for part in parts) for name in counted},
                 "created_by": f"stride {__version__}",
             }
         )
@@ -311,12 +313,6 @@ def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> 
         for first, last in ranges(part.n_chunks, width=part.attributes["block_size"]):
             lengths = np.diff(np.asarray(offsets[first : last + 1]))
             writer.append("corpus/loss_mask", suffix_masks(lengths, np.asarray(starts[first:last])))
-
-
-def _counts(parts: Sequence[_Part]) -> dict[str, int]:
-    """Sum the counts that all parts have; older releases counted less."""
-    known = [name for name in _COUNTED if all(name in part.counts for part in parts)]
-    return {name: sum(part.counts[name] for part in parts) for name in known}
 
 
 def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[str, Any]:
