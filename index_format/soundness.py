@@ -1,6 +1,6 @@
 """Files compared with their SHA-256 when they are first touched, and which of them need not be again.
 
-A file is read whole once. That it was sound is kept in the user's cache directory as an empty file, whose name
+A file is read whole once. That it was sound is kept in the user's cache directory as an empty file. Its name
 is a digest of what the system says of the file: device, inode, length, times of its content and of its entry.
 Whoever writes into a file changes these, and it is read again. A disk that loses bits silently does not:
 `stride index verify` reads everything.
@@ -48,12 +48,8 @@ def wrote(root: Path, files: Iterable[tuple[str, str]]) -> None:
 
 def _keep(found: os.stat_result, sha256: str) -> None:
     place = _place(found, sha256)
-    settled = time.time_ns() - _FRESH_NS
-    if (
-        place is None
-        or max(found.st_mtime_ns, found.st_ctime_ns) >= settled
-        or not own_directory(place.parent)
-    ):
+    fresh = max(found.st_mtime_ns, found.st_ctime_ns) >= time.time_ns() - _FRESH_NS
+    if place is None or fresh or not own_directory(place.parent):
         return
     with contextlib.suppress(OSError):  # without a home, or with a full disk, it is not kept
         for file in place.parent.iterdir():

@@ -281,8 +281,8 @@ def _write_corpus(
         count = progress.documents - start.documents
         if chained(start.digest, itertools.islice(documents, count)) != progress.digest:
             raise CorpusError(
-                f"the corpus has changed since the build at {writer.path} was interrupted: expected its first "
-                f"{count:,} documents again, found others or fewer",
+                f"the corpus has changed since the build at {writer.path} was interrupted: expected its "
+                f"first {count:,} documents again, found others or fewer",
                 fix="give the same corpus to resume, or start afresh with --overwrite",
             )
     last, wait = time.monotonic(), options.commit_seconds
