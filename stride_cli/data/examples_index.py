@@ -80,13 +80,15 @@ def build_classifier_index(
     rows = np.arange(len(examples)) if known is None else known[0]
     n = len(rows)
     k, d = choose_design(n, options)
-    corpus = examples.fingerprint(rows)
+    fingerprints = {
+        "corpus": examples.fingerprint(rows),
+        "tokenizer": classes_fingerprint(model_path),
+        "model": classifier_fingerprint(model_path),
+    }
     settings = {
         "format_version": FORMAT_VERSION,
         "kind": "classifier",
-        "model": classifier_fingerprint(model_path),
-        "tokenizer": classes_fingerprint(model_path),
-        "corpus": corpus,
+        **fingerprints,
         "n_subsets": options.n_subsets,
         "degree": options.degree,
         "seed": options.seed,
@@ -94,14 +96,13 @@ def build_classifier_index(
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tokens = np.stack([np.arange(n), labels[rows]], axis=1)
     token_type = np.uint16 if max(n, len(model.classes)) <= 1 << 16 else np.uint32
+    places = np.arange(n + 1, dtype=np.int64)
     with IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
         if not writer.length("design/row_offsets"):
-            for name in ("chunk_offsets", "document_offsets"):
-                writer.append(
-                    f"corpus/{name}", np.arange(n + 1, dtype=np.int64) * (2 if name[0] == "c" else 1)
-                )
+            writer.append("corpus/chunk_offsets", 2 * places)
+            writer.append("corpus/document_offsets", places)
             writer.append("corpus/tokens", tokens.reshape(-1).astype(token_type))
-            writer.append("corpus/chunk_document", np.arange(n, dtype=np.int64))
+            writer.append("corpus/chunk_document", places[:-1])
             writer.append("corpus/loss_start", np.ones(n, np.int32))
             writer.append_strings("corpus/document_id", [examples.ids[row] for row in rows.tolist()])
             for start in range(0, n, _BLOCK):
@@ -116,7 +117,7 @@ def build_classifier_index(
                 "degree": d,
                 "design": "regular",
                 "block_size": 2,
-                "fingerprints": {name: settings[name] for name in ("corpus", "tokenizer", "model")},
+                "fingerprints": fingerprints,
                 "model_path": recorded_path(model_path, out),
                 "config": {
                     **settings,
@@ -137,5 +138,5 @@ def build_classifier_index(
             }
         )
     for name, place in (("model", model_path), ("corpus", source)):
-        remember("places", str(settings[name]), str(Path(place).expanduser().absolute()))
+        remember("places", fingerprints[name], str(Path(place).expanduser().absolute()))
     return Index.open(out)

@@ -101,8 +101,7 @@ def as_queries(
     max_new_tokens: int = 16,
     form: Form = "none",
 ) -> list[Query | StrideError]:
-    """`as_query` of several prompts, of "prompt" and, where there are, "response", "span" and "instead"; in
-    the place of one that cannot be asked, its error."""
+    """`as_query` of several records ("prompt", perhaps "response", "span", "instead"), or its error."""
     from stride_cli.data.queries import Query, build_queries
 
     own: Any = model

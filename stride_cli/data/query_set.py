@@ -69,8 +69,7 @@ class QuerySet:
 
     @classmethod
     def of_parts(cls, query: Query) -> tuple[QuerySet, list[float]]:
-        """One query as what its loss is the weighted sum of, each part a query of its own, and their weights:
-        1 for all of a query that has no parts."""
+        """The parts of a query, each a query of its own, and their weights in its loss (1 without parts)."""
         parts = query.sequences
         found = cls(
             [part.ids for part in parts],

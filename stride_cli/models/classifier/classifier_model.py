@@ -257,16 +257,12 @@ class ClassifierModel:
     # Running it
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
-        """Activations after `layer` blocks, flattened, at position 0; zeros at position 1.
+        """Activations after `layer` blocks, flattened, at position 0; zeros at position 1: (B, 2, d_layer).
 
         Parameters
         ----------
         ids : (B, 2) int64      input number and label
         layer : int             0 is the standardised input, n_layers the penultimate features
-
-        Returns
-        -------
-        Tensor (B, 2, d_layer), the model's dtype
         """
         self._check_layer(layer)
         state = self.inputs(ids)
@@ -295,9 +291,8 @@ class ClassifierModel:
         ran: list[nn.Module] = []
 
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
-            ran.append(module)
-            if args[0].ndim != 2:  # several vectors: twice, so that it counts as one that runs more than once
-                ran.append(module)
+            # of several vectors: twice, so that it counts as one that runs more than once
+            ran.extend([module] if args[0].ndim == 2 else [module, module])
 
         with ExitStack() as stack:
             for module in self.blocks.modules():
@@ -310,8 +305,7 @@ class ClassifierModel:
         return LinearLayers(all=[module for module in ran if ran.count(module) == 1])
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks (not the head), in the order in which they run: "all"; none for
-        "mlp". See `CausalLM.linear_layers`."""
+        """Linear layers inside the blocks (not the head), in the order in which they run; none for "mlp"."""
         return self._linear_layers.all if which == "all" else []
 
     def adapter_matrices(self, which: str) -> None:

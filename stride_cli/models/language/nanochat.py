@@ -311,33 +311,28 @@ def choose_architecture(
         MB 5 of 192, more 6 of 256 (about 9 million with the largest vocabulary). The vocabulary grows with
         the square root of the corpus, in powers of two: 512 (below 30 kB), 1024 (60 kB) … 8192 (2 MB and
         more).
+
+    Raises
+    ------
+    UsageError
+        A width that the heads do not split evenly.
     """
     small_layers, small_width = (
         (4, 128) if n_bytes <= 1_000_000 else (5, 192) if n_bytes <= 4_000_000 else (6, 256)
     )
+    layers = small_layers if layers is None else layers
     width = small_width if width is None else width
     heads = max(1, width // _HEAD_WIDTH) if heads is None else heads
+    if width % heads or (width // heads) % 2:
+        raise UsageError(
+            f"--width {width} does not split into {heads} heads of an even width",
+            fix=f"give a width that is a multiple of {2 * heads}, or other --heads",
+        )
     if vocab is None:
         wanted = 1024 * math.sqrt(max(n_bytes, 1) / 60_000)
         vocab = 2 ** min(13, max(9, round(math.log2(wanted))))
-    architecture = Architecture(
-        layers=small_layers if layers is None else layers,
-        width=width,
-        heads=heads,
-        vocab=vocab,
-        context=DEFAULT_CONTEXT if context is None else context,
-    )
-    check_architecture(architecture)
-    return architecture
-
-
-def check_architecture(architecture: Architecture) -> None:
-    """UsageError for a size that cannot be built."""
-    if architecture.width % architecture.heads or (architecture.width // architecture.heads) % 2:
-        raise UsageError(
-            f"--width {architecture.width} does not split into {architecture.heads} heads of an even width",
-            fix=f"give a width that is a multiple of {2 * architecture.heads}, or other --heads",
-        )
+    context = DEFAULT_CONTEXT if context is None else context
+    return Architecture(layers=layers, width=width, heads=heads, vocab=vocab, context=context)
 
 
 def build_model(architecture: Architecture, *, seed: int) -> Any:
