@@ -97,39 +97,11 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-def _ask(
-    address: str,
-    line: Sequence[str],
-    environment: Mapping[str, str],
-    streams: Sequence[int],
-    *,
-    cwd: Path | str | None = None,
-    new_session: bool = False,
-) -> Process:
-    """Have the interpreter that listens there start a command with these numbers of stdin, stdout, stderr."""
-    request = {"line": [str(word) for word in line], "directory": str(cwd or Path.cwd())}
-    asked = json.dumps(request | {"environment": dict(environment), "new_session": new_session}).encode()
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    socket.send_fds(connection, [len(asked).to_bytes(_LENGTH, "little")], list(streams))
-    connection.sendall(asked)
-    return Process(connection, line)
-
-
-_COLD = '#!/bin/sh\nexec {line} "$@"\n'
-
-
 class Prepared:
-    """The interpreter that forks. To be closed.
-
-    Where forking what has been imported is not safe (everywhere but on Linux), commands start from nothing.
-    """
+    """The interpreter that forks, on Linux. To be closed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.forks = sys.platform == "linux"
-        if not self.forks:
-            return
         # addresses of sockets are short
         self._home = tempfile.TemporaryDirectory(prefix="prepared-")
         self.address = str(Path(self._home.name, "socket"))
@@ -145,8 +117,6 @@ class Prepared:
 
     def close(self) -> None:
         """End it; what it has started goes on."""
-        if not self.forks:
-            return
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait()
@@ -163,34 +133,19 @@ class Prepared:
         stdout: IO[Any] | int = subprocess.DEVNULL,
         stderr: IO[Any] | int = subprocess.DEVNULL,
         new_session: bool = False,
-    ) -> Process | subprocess.Popen[bytes]:
+    ) -> Process:
         """Start ``stride …``, ``-c CODE …`` or ``SCRIPT.py …``; streams are files, or nothing."""
-        if not self.forks:
-            program, *rest = [str(word) for word in line]
-            start = ["-m", "stride_cli"] if program == "stride" else [program]
-            return subprocess.Popen(
-                [sys.executable, *start, *rest],
-                cwd=cwd,
-                env=None if env is None else dict(env),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=new_session,
-            )
-        nothing = os.open(os.devnull, os.O_RDWR)
-        try:
-            streams = [
-                nothing
-                if given == subprocess.DEVNULL
-                else given
-                if isinstance(given, int)
-                else given.fileno()
-                for given in (stdin, stdout, stderr)
-            ]
-            given = os.environ if env is None else env
-            return _ask(self.address, line, given, streams, cwd=cwd, new_session=new_session)
-        finally:
-            os.close(nothing)
+        request = {"line": [str(word) for word in line], "directory": str(cwd or Path.cwd())}
+        request |= {"environment": dict(os.environ if env is None else env), "new_session": new_session}
+        asked = json.dumps(request).encode()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address)
+        with Path(os.devnull).open("r+b") as nothing:
+            streams = [nothing if each == subprocess.DEVNULL else each for each in (stdin, stdout, stderr)]
+            numbers = [each if isinstance(each, int) else each.fileno() for each in streams]
+            socket.send_fds(connection, [len(asked).to_bytes(_LENGTH, "little")], numbers)
+        connection.sendall(asked)
+        return Process(connection, line)
 
     def run(
         self,
@@ -213,12 +168,7 @@ class Prepared:
         """A directory for the front of a PATH: its `stride` and `python` are forked from here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, program in (("stride", ["stride"]), ("python", [])):
-            if self.forks:
-                text = _SHIM.format(
-                    python=sys.executable, program=program, address=self.address, length=_LENGTH
-                )
-            else:
-                text = _COLD.format(line=f'"{sys.executable}"' + (" -m stride_cli" if program else ""))
+            text = _SHIM.format(python=sys.executable, program=program, address=self.address, length=_LENGTH)
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o755)
         return self.folder

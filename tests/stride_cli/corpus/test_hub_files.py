@@ -64,7 +64,6 @@ def facts(hub: Hub) -> str:
         "data/train-00001-of-00002.parquet": table(ROWS[1], ROWS[2]),
         "data/test-00000-of-00001.parquet": table({"id": "t", "text": "z"}),
         "more/one.jsonl": b'{"id": "m", "text": "z"}\n',
-        "notes/a.csv": b"id,text\n",
     }
     return hub.commit("me/facts", files)
 
@@ -89,10 +88,7 @@ def test_a_dataset_of_the_hub_is_a_corpus(hub: Hub, facts: str, behind: str, fou
         ("hf://datasets/me/none", "the hub has no dataset me/none"),
         ("hf://datasets/me/facts@v9", "has no revision 'v9'"),
         ("hf://datasets/me/facts/none.jsonl", "the dataset has no such file"),
-        ("hf://datasets/me/facts/notes/a.csv", "found '.csv'"),
         ("hf://datasets/me/facts?split=x", "expected one of train, test, found no split 'x'"),
-        ("hf://datasets/me/facts?config=x", "expected a dataset of files"),
-        ("hf://datasets/me/facts/data?split=test", "expected a split of a dataset, or a path in it"),
     ],
 )
 def test_what_the_hub_has_not_is_named(hub: Hub, facts: str, given: str, message: str) -> None:

@@ -82,8 +82,9 @@ class StopAt:
         pass
 
 
-@pytest.mark.parametrize("optimizer", ["muon+adamw", "adamw"])
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"), [("muon+adamw", "linear"), ("adamw", "cosine"), ("adamw", "constant")]
+)
 def test_the_loss_falls(optimizer: str, schedule: str) -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks, epochs=15, optimizer=optimizer, schedule=schedule)
@@ -111,8 +112,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert rates[-1] == pytest.approx(0.1 * recipe.lr, rel=0.3)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("cut", [1, 7, 11])
+@pytest.mark.parametrize(("cut", "dtype"), [(1, "fp32"), (7, "fp32"), (11, "bf16")])
 def test_resumed_equals_uninterrupted(tmp_path: Path, cut: int, dtype: str) -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks, epochs=2.5, dtype=dtype)
