@@ -119,11 +119,9 @@ ROOT, TOKENS = "zarr.json", "corpus/tokens/zarr.json"
     ("name", "change", "words"),
     [
         (ROOT, lambda c: c["attributes"]["stride"].pop("seed"), "'seed' is missing"),
-        (ROOT, lambda c: c["attributes"]["stride"].update(degree="3"), "'degree' should be int"),
         (ROOT, lambda c: c["attributes"]["stride"].update(n_subsets=13), "design/row_offsets should have"),
         (ROOT, lambda c: c["attributes"].pop("stride"), "no format version"),
         (TOKENS, lambda c: c.update(shape=[1]), "not an array that STRIDE writes"),
-        (TOKENS, lambda c: c.update(codecs=[{"name": "gzip"}]), "not an array that STRIDE writes"),
         (TOKENS, lambda c: c.pop("node_type"), "tokens is missing"),
         ("corpus/loss_start/zarr.json", lambda c: c.update(data_type="uint32"), "loss_start should be int32"),
     ],
@@ -133,29 +131,6 @@ def test_metadata_that_contradicts_the_layout_is_refused(tmp_path, sample, name,
     rewrite(tmp_path / "run", change, name)
     with pytest.raises(IndexDamaged, match=words):
         Index.open(tmp_path / "run")
-
-
-def test_every_missing_or_cut_file_is_noticed_at_opening(index_path):
-    """Of the root at open, of a stage when it is asked for."""
-
-    def read_all():
-        Index.open(index_path).group_attributes("operators")
-
-    read_all()
-    files = [file for file in index_path.rglob("*") if file.is_file()]
-    assert len(files) > 25
-    for file in files:
-        data = file.read_bytes()
-        for damaged in (None, data[:-1], data + b" "):
-            if damaged is None:
-                file.unlink()
-            else:
-                file.write_bytes(damaged)
-            with pytest.raises(IndexDamaged) as caught:
-                read_all()
-            assert caught.value.fix
-            file.write_bytes(data)
-    read_all()
 
 
 def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -272,22 +269,6 @@ def test_a_full_disk_is_told_before_anything_is_fetched(index_path, server, monk
     monkeypatch.setattr("index_format.durable.shutil.disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(StorageFull, match="fetching"):
         Index.open(f"{server.url}/{index_path.name}")
-
-
-def test_without_the_package_an_extra_is_named(index_path):
-    program = """if True:
-        import sys
-        sys.modules["aiohttp"] = None
-        from index_format.reader import Index
-        try:
-            Index.open("https://127.0.0.1:9/run.stride")
-        except Exception as error:
-            print(type(error).__name__, error.fix)
-        """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
-    )
-    assert done.stdout.strip() == "ExtraMissing pip install 'stride-attribution[remote]'", done.stderr
 
 
 def test_urls_and_paths(index_path):

@@ -20,7 +20,6 @@ from index_format.errors import (
     IndexDamaged,
     IndexExists,
     IndexIncomplete,
-    IndexNotFound,
     StorageFull,
 )
 from index_format.layout import SHARD_BYTES
@@ -309,37 +308,6 @@ def test_extending_waits_for_a_running_stage_and_keeps_an_unfinished_one(tmp_pat
 
 
 # ---- stages ----
-
-
-def test_a_stage_is_added_replaced_and_cleared_up(tmp_path, sample, read_tree):
-    path = tmp_path / "run"
-    sample.build(path)
-    root = read_tree(path)
-    with pytest.raises(IndexNotFound):
-        GroupWriter(tmp_path / "nothing", "operators", "o")
-    with GroupWriter(path, "operators", "o") as writer:
-        with pytest.raises(ValueError, match=r"operators/\*"):
-            writer.append("corpus/tokens", np.zeros(1, np.uint16))
-        with pytest.raises(ValueError, match="no directories"):
-            writer.scratch_path("../escape")
-        writer.append("operators/gates", np.eye(4, dtype=np.float16))
-        writer.scratch_path("checkpoint").write_text("x")
-        writer.publish({"layer": 3})
-    index = Index.open(path)
-    assert index.names("operators") == ["operators/gates"]
-    assert index.group_attributes("operators") == {
-        "layer": 3,
-        "build_key": "o",
-        "arrays": ["operators/gates"],
-    }
-    held = index.array("operators/gates")
-    sample.add_operators(path)
-    np.testing.assert_array_equal(held, np.eye(4))  # what is mapped stays
-    assert Index.open(path).group_attributes("operators")["space"] == "residual"
-    assert verify(path) == []
-    now = read_tree(path)
-    assert {name: now[name] for name in root} == root
-    assert not (path / "operators.partial").exists()
 
 
 # ---- being killed ----

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from stride_cli.corpus.options import DesignOptions
@@ -12,7 +11,6 @@ from stride_cli.corpus.plan import (
     default_subsets,
     expected_neighbours,
     expected_overlapping,
-    sgd_coverage,
 )
 from stride_cli.errors import CorpusError, StrideError, UsageError
 
@@ -63,15 +61,6 @@ def test_neighbours_against_all_pairs_of_sets() -> None:
     assert expected_overlapping(11, k, d) == pytest.approx(10 * third)
     assert expected_overlapping(100, 50, 50) == 99  # every chunk in every subset
     assert expected_neighbours(10**9, 65_535, 1_000) == 0.0  # too small for a float, and no overflow
-
-
-def test_coverage_of_the_published_recipe() -> None:
-    assert sgd_coverage(11_400_000) == pytest.approx(0.014, abs=2e-4)  # design.md section 3
-    assert sgd_coverage(1) == 1.0
-    assert sgd_coverage(100) == pytest.approx(1.0)
-    draws = np.random.default_rng(0).integers(0, 1000, (200, 500))
-    seen = np.mean([len(np.unique(row)) for row in draws]) / 1000
-    assert sgd_coverage(1000, draws=500) == pytest.approx(seen, abs=0.005)
 
 
 def test_block_sizes() -> None:

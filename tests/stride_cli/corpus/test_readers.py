@@ -231,18 +231,6 @@ def test_no_document_at_all(data: bytes, tmp_path: Path) -> None:
         list(read_documents([str(tmp_path / "corpus.jsonl")], log=ReadLog("skip", lambda text: None)))
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stride_cli.errors import MissingExtraError
-
-    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(lines()))
-    (tmp_path / "a.parquet").write_bytes(b"")
-    for module, name, extra in (("zstandard", "a.jsonl.zst", "zstd"), ("pyarrow", "a.parquet", "parquet")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(MissingExtraError) as error:
-            list(read_documents([str(tmp_path / name)]))
-        assert error.value.fix == f"pip install 'stride-attribution[{extra}]'"
-
-
 def test_memory_is_bounded_by_the_document(tmp_path: Path) -> None:
     """A line of 50 MB costs no 50 MB."""
     import tracemalloc

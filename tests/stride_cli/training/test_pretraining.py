@@ -190,8 +190,6 @@ def test_texts_of_a_small_corpus_are_read_from_later_sentences_on_too(tmp_path: 
     assert (
         default_late_starts(TrainOptions(), small) == 0.5 and default_late_starts(TrainOptions(), large) == 0
     )
-    assert default_late_starts(TrainOptions(epochs=3), small) == 0  # passes that were chosen without them
-    assert default_late_starts(TrainOptions(epochs=3, late_starts=0.3), large) == 0.3
     path = tmp_path / "c.jsonl"
     for text, late in (
         ("One is here. Two is there, and so are three more!", True),

@@ -16,22 +16,6 @@ def finish(run: RunDirectory, content: str) -> None:
     run.publish()
 
 
-def test_published_by_one_rename(tmp_path: Path) -> None:
-    out = tmp_path / "model"
-    with RunDirectory(out, {"a": 1}, overwrite=False) as run:
-        assert not run.resumes and not out.exists()
-        finish(run, "1")
-    assert (out / "config.json").read_text() == "1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-
-
-def test_the_same_request_goes_on(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "m", {"a": 1}, overwrite=False) as run:
-        run.state.write_bytes(b"state")
-    with RunDirectory(tmp_path / "m", {"a": 1}, overwrite=False) as run:
-        assert run.resumes and run.state.read_bytes() == b"state"
-
-
 def test_another_request_is_refused_or_discards(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "m", {"a": 1}, overwrite=False) as run:
         run.state.write_bytes(b"state")
