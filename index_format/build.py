@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from index_format import durable
-from index_format.confined import refuse_strange_files
+from index_format.confined import refuse_strange_files, wrote
 from index_format.durable import Journal
 from index_format.errors import IndexDamaged, IndexExists, IndexIncomplete, IndexVersionError
 from index_format.layout import FORMAT_VERSION, SHARD_BYTES, find_spec, partial_path
@@ -36,7 +36,6 @@ from index_format.manifest import (
     read_manifest,
 )
 from index_format.shards import ShardedArray, ShardWriter
-from index_format.soundness import wrote
 
 _T = TypeVar("_T")
 _OWN_NAMES = {"lock", "journal.jsonl", "data", "scratch", "replaced"}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from index_format.confined import is_sound
 from index_format.errors import (
     RESTORE,
     IndexDamaged,
@@ -42,7 +43,6 @@ from index_format.manifest import (
     read_group,
 )
 from index_format.shards import ShardedArray, map_array, ranges
-from index_format.soundness import is_sound
 
 Progress = Callable[[int, int], None]
 STAGE_COMMANDS = {
@@ -85,7 +85,7 @@ class Index:
         Compared: the format version; the manifest with its own digest; the length of every file and the
         content of every zarr.json with the manifest; every array of layout.ARRAYS with its dtype and shape.
         A chunk file is compared with its SHA-256 when something of it is first read, unless that was done
-        since it last changed (`index_format.soundness`). A stage's group (operators, truth) is checked in the
+        since it last changed (`index_format.confined`). A stage's group (operators, truth) is checked in the
         same way when it is first asked for, so that a damaged one can be fitted again.
 
         Parameters

@@ -21,7 +21,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from index_format.confined import own_directory
+from index_format.confined import is_sound, own_directory, wrote
 from index_format.durable import make_directory, replace_file, require_space, sha256_file, storage
 from index_format.errors import (
     RESTORE,
@@ -35,7 +35,6 @@ from index_format.errors import (
 from index_format.layout import STAGE_GROUPS
 from index_format.location import Location, without_password
 from index_format.manifest import DOCUMENT_BYTES, MANIFEST, Files, parse_manifest
-from index_format.soundness import is_sound, wrote
 
 Progress = Callable[[int, int], None]  # (bytes that are here, bytes in all)
 _AT_ONCE = 4  # with more new connections at once a small server drops some

@@ -55,13 +55,13 @@ def test_what_is_named_exists(page: str) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from index_format import soundness
+    from index_format import confined
     from stride_cli.corpus import streams
 
     text = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
     assert f"expand more than {streams.MOST_EXPANSION:,} times" in text
     assert f"beyond their first {streams.UNWATCHED >> 20} MiB" in text
-    assert f"for files of {soundness._WORTH_BYTES >> 20} MiB or more" in text
+    assert f"for files of {confined._WORTH_BYTES >> 20} MiB or more" in text
 
 
 def _options(node) -> set[str]:

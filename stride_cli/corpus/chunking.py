@@ -29,7 +29,6 @@ class Encoded:
 
     tokens: np.ndarray
     scored: np.ndarray
-    document: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class DocumentTokenizer:
                 tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
                 scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
-            encoded.append(Encoded(tokens, scored, document))
+            encoded.append(Encoded(tokens, scored))
         return encoded
 
     def chunks(self, encoded: Encoded) -> list[Chunk]:

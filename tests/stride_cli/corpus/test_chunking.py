@@ -186,7 +186,7 @@ def test_a_batch_is_cut_as_its_documents_are(
 ) -> None:
     chunker = DocumentTokenizer(make_tokenizer(bos=bos, chat_template=chatml), block_size=block_size)
     batch = chunker.encode_batch([Document("", **record) for record in records])
-    batch += [Encoded(np.zeros(0, np.int32), np.zeros(0, bool), Document("", text=""))]
+    batch += [Encoded(np.zeros(0, np.int32), np.zeros(0, bool))]
     blocks = chunker._cut(batch)
     pieces = [chunker.chunks(encoded) for encoded in batch]
     chunks = [chunk for each in pieces for chunk in each]
