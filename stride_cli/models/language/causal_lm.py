@@ -95,7 +95,7 @@ class CausalLM:
     classes: Sequence[str] = ()
     capture_layers = ("mlp", "body")  # as in the paper's runs; fused experts are no linear layers
     all_layers = "body"
-    pools = ("mean", "last", "scored")
+    pools = ("mean", "scored")
 
     def __init__(
         self,

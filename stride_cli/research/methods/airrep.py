@@ -40,11 +40,6 @@ class AirRepOptions(Options):
         "all", "All of the encoder, or its projector, which takes seconds.", choices=("all", "projector")
     )
     save: str | None = option(None, "Directory that a trained encoder is written to, for model=.")
-    attention: bool = option(
-        False,
-        "Weigh a chunk's score by softmax(|score|) over the corpus, as the corpus's group score does; off: "
-        "the inner product itself.",
-    )
     fold: int = option(0, "Of the truth: the part that is kept for scoring.")
     folds: int = option(2, "Of the truth: in how many parts it is dealt.")
     alpha: float | None = option(
@@ -119,8 +114,7 @@ class AirRep(LearnsFromTruth):
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for rows in query_blocks(queries):
-            block = self._table.products(self._embed(query_texts(self._task, queries, rows)))
-            yield attended(block) if self.options.attention else block
+            yield self._table.products(self._embed(query_texts(self._task, queries, rows)))
 
     def _embed(self, texts: list[str]) -> np.ndarray:
         return self._encoder.embed(texts, batch_size=self.options.batch_size).cpu().numpy()
@@ -193,11 +187,3 @@ class AirRep(LearnsFromTruth):
                 )
             )
         return splits
-
-
-def attended(block: np.ndarray) -> np.ndarray:
-    """Multiply scores (q, n) by n · softmax(|score|) over the chunks: sums follow the strongest members."""
-    strength = np.abs(block, dtype=np.float64)
-    weights = np.exp(strength - strength.max(1, keepdims=True, initial=0))
-    share = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
-    return (block.shape[1] * share * block).astype(np.float32)

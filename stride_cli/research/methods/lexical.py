@@ -31,26 +31,16 @@ class BM25:
         idf · tf / (tf + k1 (1 − b + b length / mean length)),  idf = ln(1 + (n − df + ½) / (df + ½)):
 
     Lucene's form (Kamphuis et al. 2020), bm25s's default. Words are lowercased, of two characters or more,
-    neither stemmed nor filtered by a stop list.
-
-    Parameters
-    ----------
-    k1 : float       saturation of the term frequency
-    b : float        discount of long chunks, 0 to 1
+    neither stemmed nor filtered by a stop list; k1 = 1.5, b = 0.75.
 
     Raises
     ------
-    UsageError            an option out of range, or a workspace without text
+    UsageError            a workspace without text
     MissingExtraError     bm25s is not installed
     """
 
     name = "bm25"
     bytes_per_chunk = 0.0
-
-    def __init__(self, *, k1: float = 1.5, b: float = 0.75) -> None:
-        if k1 <= 0 or not 0 <= b <= 1:
-            raise UsageError(f"bm25: k1 should be above 0 and b between 0 and 1, found {k1:g} and {b:g}")
-        self.k1, self.b = k1, b
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -67,7 +57,7 @@ class BM25:
         ]
         self._index = None
         if self._vocabulary:
-            self._index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
+            self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
             self._index.index((chunks, self._vocabulary), show_progress=False, create_empty_token=False)
             held = sum(self._index.scores[part].nbytes for part in ("data", "indices", "indptr"))
             self.bytes_per_chunk = held / workspace.n_chunks
@@ -92,7 +82,6 @@ class TfIdf:
     ----------
     ngrams : int          1 for words, 2 for words and pairs (the paper: 2 in pre-training, 1 in fine-tuning)
     units : str           "words", or "tokens" of the model's tokenizer
-    max_features : int    most n-grams kept, by frequency in the corpus
 
     Raises
     ------
@@ -103,12 +92,12 @@ class TfIdf:
     name = "tfidf"
     bytes_per_chunk = 0.0
 
-    def __init__(self, *, ngrams: int = 2, units: str = "words", max_features: int = 50_000) -> None:
-        if ngrams < 1 or max_features < 1:
-            raise UsageError(f"tfidf: ngrams and max_features start at 1, found {ngrams} and {max_features}")
+    def __init__(self, *, ngrams: int = 2, units: str = "words") -> None:
+        if ngrams < 1:
+            raise UsageError(f"tfidf: ngrams starts at 1, found {ngrams}")
         if units not in UNITS:
             raise UsageError(f"tfidf: units should be {' or '.join(UNITS)}, found '{units}'")
-        self.ngrams, self.units, self.max_features = ngrams, units, max_features
+        self.ngrams, self.units = ngrams, units
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -122,7 +111,7 @@ class TfIdf:
             settings = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
         vectorizer = TfidfVectorizer(
             ngram_range=(1, self.ngrams),
-            max_features=self.max_features,
+            max_features=50_000,
             sublinear_tf=True,
             norm="l2",
             dtype=np.float32,
@@ -167,22 +156,13 @@ class SharedPairs:
 
     See `stride_cli.attribution.shared_pairs`. No model takes part.
 
-    Parameters
-    ----------
-    smoothing : float      0 or more
-
     Raises
     ------
-    UsageError            an option out of range, or a workspace without text
+    UsageError            a workspace without text
     """
 
     name = "pairs"
     bytes_per_chunk = 0.0
-
-    def __init__(self, *, smoothing: float = 1.0) -> None:
-        if smoothing < 0:
-            raise UsageError(f"pairs: smoothing should be 0 or more, found {smoothing:g}")
-        self.smoothing = smoothing
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
@@ -191,7 +171,7 @@ class SharedPairs:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         base = self._task.model.vocab_size
         for rows in query_blocks(queries):
-            yield shared_pairs(queries.take(rows), self._task.chunks, base, smoothing=self.smoothing)
+            yield shared_pairs(queries.take(rows), self._task.chunks, base)
 
 
 def sparse_bytes(matrix: Any) -> int:

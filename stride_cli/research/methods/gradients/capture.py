@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
 
-_CHOICES = "all, body, mlp, attention, last, head, or a regular expression of module names"
+_CHOICES = "all, body, mlp, attention, head, or a regular expression of module names"
 _EMBEDDINGS = "+embeddings"  # added to a choice
 
 
@@ -104,8 +104,8 @@ class Capture:
     model : AttributableModel             or a classifier with the same interface
     probe : Batch                any batch: it shows which layers run, and which make the logits
     layers : str
-        "all"; "body", all but the output head; "mlp", feed-forward parts; "attention"; "last", the last one
-        before the head; "head"; else a regular expression that is searched in module names. "+embeddings"
+        "all"; "body", all but the output head; "mlp", feed-forward parts; "attention";
+        "head"; else a regular expression that is searched in module names. "+embeddings"
         behind any of these adds the embedding of tokens, which takes batch_tokens · vocabulary · 4 bytes. An
         embedding that is tied to the head then counts as a second layer; without, only the head's part does.
     bias : bool                  whether biases count as parameters
@@ -379,7 +379,6 @@ def _choose(every: Sequence[Layer], choice: str) -> list[Layer]:
         "body": body,
         "mlp": [layer for layer in body if re.search(r"mlp|ffn|feed_?forward|dense_|\bfc\d?\b", layer.name)],
         "attention": [layer for layer in body if re.search(r"attn|attention", layer.name)],
-        "last": body[-1:],
         "head": [layer for layer in layers if layer.is_head],
     }.get(choice)
     if chosen is None:

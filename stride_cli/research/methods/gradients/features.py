@@ -50,16 +50,15 @@ def corpus_features(
     title: str,
     *,
     output: str = "loss",
-    dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Project the gradients of all chunks.
 
     Returns
     -------
-    features : (n, width) of ``dtype``
+    features : (n, width) float32
     doubt : (n,) float64         mean of 1 − p over a chunk's scored tokens
     """
-    features: np.ndarray = np.zeros((workspace.n_chunks, projector.width), dtype)
+    features = np.zeros((workspace.n_chunks, projector.width), np.float32)
     doubt = np.zeros(workspace.n_chunks)
     collect = _Collector(projector)
     for batch, outcome in passes.corpus(workspace.chunks, collect, title, output=output):
@@ -165,11 +164,10 @@ class Solver:
 
 
 def products(vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """Compute vectors · featuresᵀ, (q, n) float32, whatever the dtype of the features."""
+    """Compute vectors (q, k) · features (n, k)ᵀ: (q, n) float32."""
     vectors = np.asarray(vectors, np.float32)
     result = np.empty((len(vectors), len(features)), np.float32)
     at_once = max(1, _SCORE_FLOATS // max(1, features.shape[1]))
     for start in range(0, len(features), at_once):
-        part = features[start : start + at_once].astype(np.float32, copy=False)
-        result[:, start : start + at_once] = vectors @ part.T
+        result[:, start : start + at_once] = vectors @ features[start : start + at_once].T
     return result

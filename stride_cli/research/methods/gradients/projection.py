@@ -18,7 +18,6 @@ from torch import Tensor
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Factors, Layer
 
-PROJECTIONS = ("auto", "dense", "kronecker")
 DENSE_BYTES = 1 << 30  # a dense projection may take so much
 _ROWS = 4096  # of a dense projection are drawn at a time
 
@@ -139,18 +138,14 @@ def principal_sides(covariances: Sequence[tuple[Tensor, Tensor]], rank: int) -> 
 
 
 def random_projector(
-    layers: Sequence[Layer], dim: int, seed: int, name: str, number: int, device: torch.device, kind: str
+    layers: Sequence[Layer], dim: int, seed: int, name: str, number: int, device: torch.device
 ) -> Projector:
     """Draw a projection of the whole gradient to about ``dim`` numbers.
 
-    Parameters
-    ----------
-    kind : "dense" | "kronecker" | "auto"
-        "auto" is dense where that takes at most 1 GiB. "kronecker" sums two-sided projections of rank √dim:
-        much cheaper, with more variance.
+    It is dense where that takes at most 1 GiB. Otherwise it sums two-sided projections of rank √dim: much
+    cheaper, with more variance.
     """
-    n_parameters = sum(layer.size for layer in layers)
-    if kind == "dense" or (kind == "auto" and 4 * n_parameters * dim <= DENSE_BYTES):
+    if 4 * sum(layer.size for layer in layers) * dim <= DENSE_BYTES:
         return Dense(layers, dim, seed, name, number, device)
     rank = max(1, round(dim**0.5))
     sides = random_sides(layers, rank, seed, name, number, device)

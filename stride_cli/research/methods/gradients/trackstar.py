@@ -44,7 +44,6 @@ class TrackStarOptions(SumOptions):
     moments: str = option("adafactor", "Whether to divide by √V.", choices=MOMENTS)
     mix: float | str = option(0.0, "λ of the queries' moments, 0 to 1, or auto: the publication's rule.")
     damping: float = option(0.1, "Added to R, as a multiple of its mean eigenvalue.", low=0)
-    normalize: bool = option(True, "Unit length; without, influence with the empirical Fisher matrix.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,9 +141,8 @@ class TrackStar:
         result = np.empty_like(features)
         for span, root in zip(self._projector.spans, roots, strict=True):
             result[:, span] = features[:, span].astype(np.float64) @ root
-        if self.options.normalize:
-            norms = np.linalg.norm(result, axis=1, keepdims=True)
-            result /= np.where(norms > 0, norms, 1.0)
+        norms = np.linalg.norm(result, axis=1, keepdims=True)
+        result /= np.where(norms > 0, norms, 1.0)
         return result
 
 

@@ -16,14 +16,13 @@ from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import Solver, corpus_features, products, query_features
 from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints
-from stride_cli.research.methods.gradients.projection import PROJECTIONS, Projector, random_projector
+from stride_cli.research.methods.gradients.projection import Projector, random_projector
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
 _DIM = 2048
-DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,6 @@ class TRAKOptions(PassOptions):
     )
     checkpoints: str | None = option(None, "Independently trained models, separated by |.")
     damping: float = option(0.1, "λ as a multiple of the mean eigenvalue of ΦᵀΦ; 0: pseudo-inverse.", low=0)
-    projection: str = option("auto", "See `random_projector`.", choices=PROJECTIONS)
-    dtype: str = option("fp32", "Of the stored features.", choices=tuple(DTYPES))
 
 
 class TRAK:
@@ -58,7 +55,6 @@ class TRAK:
     def __init__(self, **given: Any) -> None:
         self.options = TRAKOptions(**given)
         self.checkpoints = find_checkpoints(self.options.checkpoints, None)
-        self.dtype = DTYPES[self.options.dtype]
         self.bytes_per_chunk = 0.0
         self._opened: tuple[Passes, Projector] | None = None  # kept where there is one model only
 
@@ -70,9 +66,7 @@ class TRAK:
         for number in range(len(self.checkpoints)):
             passes, projector = self._open(number)
             title = f"TRAK: gradients {number + 1}/{len(self.checkpoints)}"
-            features, doubt = corpus_features(
-                passes, workspace, projector, title, output="margin", dtype=self.dtype
-            )
+            features, doubt = corpus_features(passes, workspace, projector, title, output="margin")
             self._solvers.append(Solver.of_rows(features, self.options.damping))  # of ΦᵀΦ / n
             self._features.append(features)
             doubts += doubt / len(self.checkpoints)
@@ -100,13 +94,7 @@ class TRAK:
         model = self.checkpoints[number].load(workspace)
         capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=self.options.layers or "all")
         projector = random_projector(
-            capture.layers,
-            dim,
-            workspace.seed,
-            "trak projection",
-            number,
-            model.device,
-            self.options.projection,
+            capture.layers, dim, workspace.seed, "trak projection", number, model.device
         )
         opened = Passes(capture, self.options.batch_tokens, "sum", workspace.seed), projector
         if len(self.checkpoints) == 1:

@@ -142,10 +142,6 @@ class Warmup:
             second=[each.to(device) for each in moments.second],
         )
 
-    def projector(self, inner: Projector) -> Projector:
-        """Project the adapter's gradients by a projector of its `matrices`."""
-        return LowRank(inner, self.capture.layers)
-
     @property
     def matrices(self) -> list[Layer]:
         """A and B of every layer, as a projector of their gradients takes them."""

@@ -69,11 +69,6 @@ def test_scores_are_inner_products(encoder, task, make_queries, sentences, tmp_p
     scores = score_all(method, queries)
     np.testing.assert_allclose(scores, vectors[:33] @ vectors.T, rtol=1e-4, atol=1e-4)
     assert method.bytes_per_chunk == 4 * 32
-    weighted = AirRep(model=str(tmp_path), attention=True)
-    weighted.fit(task)
-    # the weighted scores' mean is the group score of the whole corpus
-    group = group_scores(torch.from_numpy(scores), torch.ones(1, task.n_chunks, dtype=torch.bool))
-    np.testing.assert_allclose(score_all(weighted, queries).mean(1), group[:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_group_scores_by_hand() -> None:

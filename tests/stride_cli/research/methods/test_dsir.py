@@ -17,15 +17,13 @@ def test_scores_are_data_selections_log_importance_weights(
 
     raw = tmp_path / "raw.jsonl"
     raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences))
-    method = DSIR(buckets=97)
+    method = DSIR()
     method.fit(task)
     found = score_all(method, make_queries(sentences[:2]))
     for number, text in enumerate(sentences[:2]):
         target = tmp_path / f"target{number}.jsonl"
         target.write_text(json.dumps({"text": text}) + "\n")
-        library = HashedNgramDSIR(
-            [str(raw)], [str(target)], str(tmp_path / f"cache{number}"), num_proc=1, num_buckets=97
-        )
+        library = HashedNgramDSIR([str(raw)], [str(target)], str(tmp_path / f"cache{number}"), num_proc=1)
         library.fit_importance_estimator(num_tokens_to_fit="all")
         expected = [library.importance_estimator(library.featurizer(other)) for other in sentences]
         np.testing.assert_allclose(found[number], expected, rtol=1e-5)

@@ -20,7 +20,7 @@ def encoder():
 
 def test_cosine_of_the_encoders_embeddings(encoder, task, make_queries, sentences, monkeypatch) -> None:
     monkeypatch.setattr(vectors, "TEXT_BLOCK", 20)  # several blocks of chunks
-    method = Embeddings(batch_size=16)
+    method = Embeddings()
     method.fit(task)
     expected = encoder.encode(sentences[:3], normalize_embeddings=True) @ (
         encoder.encode(sentences, normalize_embeddings=True).T

@@ -39,9 +39,8 @@ def test_tfidf_of_tokens_counts_every_token(task, make_queries, sentences) -> No
     np.testing.assert_allclose(score_all(words, queries), score_all(tokens, queries), atol=1e-6)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 1.0])
-def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences, smoothing) -> None:
-    method = SharedPairs(smoothing=smoothing)
+def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences) -> None:
+    method = SharedPairs()
     method.fit(task)
     queries = make_queries([*sentences[:6], "snow wolves snow wolves"])
     corpus = [list(pairwise(task.chunks.chunk(row)[0].tolist())) for row in range(task.n_chunks)]
@@ -50,13 +49,13 @@ def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences, 
     for number, ids in enumerate(queries.ids):
         for pair in pairwise(ids.tolist()):
             for row, pairs in enumerate(corpus):
-                expected[number, row] += pairs.count(pair) / max(total[pair] + smoothing, 1e-9)
+                expected[number, row] += pairs.count(pair) / (total[pair] + 1)
     found = score_all(method, queries)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (found[:6].argmax(axis=1) == np.arange(6)).mean() > 0.5
 
 
-def bm25_by_hand(query: str, corpus: list[str], k1: float, b: float) -> list[float]:
+def bm25_by_hand(query: str, corpus: list[str], k1: float = 1.5, b: float = 0.75) -> list[float]:
     documents = [text.split() for text in corpus]
     n_documents = len(documents)
     mean = sum(map(len, documents)) / n_documents
@@ -73,11 +72,10 @@ def bm25_by_hand(query: str, corpus: list[str], k1: float, b: float) -> list[flo
     return scores
 
 
-@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4)])
-def test_bm25_is_its_formula(k1, b, make_task, make_queries) -> None:
+def test_bm25_is_its_formula(make_task, make_queries) -> None:
     corpus = ["the river runs north", "river river mill", "old stone mill and old bread", "snow"]
     wanted = ["river mill", "old bread old", "pines wolves", "snow snow"]
-    method = BM25(k1=k1, b=b)
+    method = BM25()
     method.fit(make_task(corpus))
-    expected = [bm25_by_hand(query, corpus, k1, b) for query in wanted]
+    expected = [bm25_by_hand(query, corpus) for query in wanted]
     np.testing.assert_allclose(score_all(method, make_queries(wanted)), expected, rtol=1e-5)

@@ -11,7 +11,7 @@ from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 
 TEXT_METHODS = ["tfidf", "tfidf:units=tokens", "bm25", "dsir"]
-ALL = ["chance", *TEXT_METHODS, "rds", "rds:layer=1,pool=last", "featsim", "tfidf:top=3"]
+ALL = ["chance", *TEXT_METHODS, "rds", "featsim", "tfidf:top=3"]
 
 
 @pytest.mark.parametrize("spec", ALL)

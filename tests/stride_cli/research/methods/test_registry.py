@@ -56,13 +56,12 @@ def test_extras_are_declared() -> None:
 
 
 def test_options_take_the_kind_of_their_annotation() -> None:
-    method = open_method("bm25:k1=2,b=0.5")
-    assert (method.k1, method.b) == (2.0, 0.5)
-    assert method.name == "bm25:k1=2,b=0.5"
+    method = open_method("trak:dim=64,damping=1")
+    assert (method.options.dim, method.options.damping) == (64, 1.0)
+    assert method.name == "trak:dim=64,damping=1"
+    assert open_method("trak:dim=none").options.dim is None
     method = open_method("tfidf:ngrams=1,units=tokens")
     assert (method.ngrams, method.units) == (1, "tokens")
-    assert open_method("rds:layer=1").layer == 1
-    assert open_method("rds:layer=none").layer is None
 
 
 def test_top_and_shrink_are_options_of_every_method() -> None:
@@ -79,17 +78,15 @@ def test_top_and_shrink_are_options_of_every_method() -> None:
     [
         ("tfidff", "did you mean 'tfidf'", "tfidf, bm25"),
         ("", "no attribution method ''", "chance"),
-        ("tfidf:ngram=2", "did you mean 'ngrams'", "ngrams, units, max_features, top, shrink"),
+        ("tfidf:ngram=2", "did you mean 'ngrams'", "ngrams, units, top, shrink"),
         ("tfidf:ngrams", "option=value, found 'ngrams'", "ngrams"),
         ("tfidf:ngrams=", "option=value", "ngrams"),
         ("tfidf:ngrams=two", "ngrams should be an integer, found 'two'", None),
-        ("bm25:b=much", "b should be a number, found 'much'", None),
+        ("trak:damping=much", "damping should be a number, found 'much'", None),
         ("tfidf:ngrams=1,ngrams=2", "given twice", None),
         ("tfidf:ngrams=0", "ngrams", None),
         ("tfidf:units=letters", "words or tokens, found 'letters'", None),
         ("tfidf:top=0", "top should be 1 or more", None),
-        ("bm25:b=2", "between 0 and 1", None),
-        ("rds:pool=max", "mean or last or scored, found 'max'", None),
     ],
 )
 def test_errors_name_what_there_is(spec: str, message: str, fix: str | None) -> None:

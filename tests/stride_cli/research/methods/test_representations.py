@@ -8,7 +8,7 @@ import torch
 
 from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.models.classifier.classifier_model import Standardisation
-from stride_cli.research.methods import vectors
+from stride_cli.research.methods import representations, vectors
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.representations import RDS, FeatSim
 from stride_cli.research.methods.vectors import VectorTable
@@ -28,21 +28,18 @@ def cosines(left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("layer", "pool", "take"),
-    [
-        (None, "mean", lambda states: states.mean(0)),
-        (1, "mean", lambda states: states.mean(0)),
-        (None, "last", lambda states: states[-1]),
-        (None, "scored", lambda states: states[:-1].mean(0)),
-    ],
+    ("method", "take"),
+    [(RDS(), lambda states: states.mean(0)), (FeatSim(), lambda states: states[:-1].mean(0))],
 )
-def test_rds_is_the_direct_computation(layer, pool, take, task, make_queries, sentences, model) -> None:
-    method = RDS(layer=layer, pool=pool, batch_tokens=50)
+def test_rds_is_the_direct_computation(
+    method, take, task, make_queries, sentences, model, monkeypatch
+) -> None:
+    monkeypatch.setattr(representations, "_BATCH_TOKENS", 50)
     method.fit(task)
-    index = -1 if layer is None else layer  # transformers' last hidden_states are those after the norm
+    # transformers' last hidden_states are those after the norm
     expected = cosines(
-        [take(states_of(model, text, index)) for text in sentences[:9]],
-        [take(states_of(model, text, index)) for text in sentences],
+        [take(states_of(model, text, -1)) for text in sentences[:9]],
+        [take(states_of(model, text, -1)) for text in sentences],
     )
     np.testing.assert_allclose(score_all(method, make_queries(sentences[:9])), expected, atol=2e-5)
     assert method.bytes_per_chunk == 4 * model.d_model
@@ -74,7 +71,7 @@ def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
     np.testing.assert_allclose(table.products(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [FeatSim(), RDS(), RDS(pool="last")])
+@pytest.mark.parametrize("method", [FeatSim(), RDS()])
 def test_a_classifiers_features_are_its_penultimate_activations(method, make_index) -> None:
     """Whatever is pooled: an example of a classifier has one state."""
     from stride_cli.data.batches import ChunkReader

@@ -22,7 +22,6 @@ METHODS = (
     "trackstar:rank=4",
     "trak:dim=64,damping=0.1",
     "less:dim=64",
-    "less:dim=64",
     "source:segments=1",
 )
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import Solver, corpus_features, damped_power
 from stride_cli.research.methods.gradients.logra import LoGRA
@@ -37,7 +38,7 @@ def test_sampled_labels_give_exact_influence(softmax, left_out, agreement):
     assert method.bytes_per_chunk == 15 * 4
 
 
-def test_projections_keep_inner_products(nanochat_task, autograd):
+def test_projections_keep_inner_products(nanochat_task, autograd, monkeypatch):
     capture = Capture(nanochat_task.model, nanochat_task.chunks.batch(np.arange(1)), layers="body")
     passes = Passes(capture, 200, "mean", 0)
     names = [f"{layer.name}.weight" for layer in capture.layers]
@@ -47,10 +48,11 @@ def test_projections_keep_inner_products(nanochat_task, autograd):
     rotated = TwoSided(random_sides(capture.layers, 64, 0, "whole", 0, torch.device("cpu")))
     features, _ = corpus_features(passes, nanochat_task, rotated, "")
     np.testing.assert_allclose(features @ features.T, kernel, rtol=1e-3, atol=1e-4)
-    for kind in ("dense", "kronecker"):
+    for kind, dense_bytes in (("dense", projection.DENSE_BYTES), ("two-sided", 0)):
+        monkeypatch.setattr(projection, "DENSE_BYTES", dense_bytes)
         total = np.zeros_like(kernel)
         for number in range(60):
-            projector = random_projector(capture.layers, 64, 0, "average", number, torch.device("cpu"), kind)
+            projector = random_projector(capture.layers, 64, 0, "average", number, torch.device("cpu"))
             features, _ = corpus_features(passes, nanochat_task, projector, "")
             total += features @ features.T / 60
         assert np.corrcoef(total.ravel(), kernel.ravel())[0, 1] > 0.97, kind

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from stride_cli.models import loading
+from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.trak import TRAK
 from stride_cli.research.methods.protocol import score_all
 
@@ -25,12 +26,13 @@ def _margins(softmax):
     return gradients.numpy(), (1 - (p * onehot).sum(-1)).numpy()
 
 
-@pytest.mark.parametrize("projection", ["dense", "kronecker"])
-def test_large_dim_is_the_unprojected_kernel(softmax, projection):
+@pytest.mark.parametrize("dense_bytes", [projection.DENSE_BYTES, 0])
+def test_large_dim_is_the_unprojected_kernel(softmax, dense_bytes, monkeypatch):
+    monkeypatch.setattr(projection, "DENSE_BYTES", dense_bytes)
     gradients, doubt = _margins(softmax)
     train, held = gradients[: softmax.n], gradients[softmax.n :]
     expected = held @ np.linalg.pinv(train.T @ train, rcond=1e-6) @ train.T * doubt[: softmax.n]
-    found = _scores(TRAK(dim=400, projection=projection, damping=0), softmax.task, softmax.queries)
+    found = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * np.abs(expected).max())
 
 
