@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,8 +49,7 @@ class LinearLayers:
 
 
 def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[[], None]) -> LinearLayers:
-    """The linear layers of some blocks. Of experts those that run for some tokens only, or whose weights are
-    fused into one array, are none.
+    """Find the linear layers of some blocks; experts that some tokens skip, or fused ones, are none.
 
     Parameters
     ----------
@@ -84,11 +83,12 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
             ran.append(module)
             outputs.append((module, output, output._version))
 
-    with ExitStack() as stack:
-        for module in dict.fromkeys(candidates):
-            handle = module.register_forward_hook(note)
-            stack.callback(handle.remove)
+    handles = [module.register_forward_hook(note) for module in dict.fromkeys(candidates)]
+    try:
         run()
+    finally:
+        for handle in handles:
+            handle.remove()
     found = [module for module in ran if ran.count(module) == 1]
     if not told or not set(written) <= set(found):
         written = []
@@ -126,8 +126,9 @@ def visiting(found: LinearLayers, which: str, length: int, visit: LayerVisitor) 
 
         return seen
 
-    with ExitStack() as stack:
-        for number, module in enumerate(layers):
-            handle = module.register_forward_hook(hook(number))
-            stack.callback(handle.remove)
+    handles = [module.register_forward_hook(hook(number)) for number, module in enumerate(layers)]
+    try:
         yield
+    finally:
+        for handle in handles:
+            handle.remove()

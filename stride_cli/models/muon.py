@@ -116,8 +116,9 @@ class Muon(torch.optim.Muon):
                 if p.grad is not None:
                     alike.setdefault((*sorted(p.shape), p.device.index or 0), []).append(p)
             for some in alike.values():
+                directions = (self._direction(p, group) for p in some)
                 found = orthogonalised(
-                    torch.stack([_lying(self._direction(p, group)) for p in some]),
+                    torch.stack([each.T if each.shape[0] > each.shape[1] else each for each in directions]),
                     group["ns_coefficients"],
                     steps=group["ns_steps"],
                     eps=group["eps"],
@@ -136,10 +137,6 @@ class Muon(torch.optim.Muon):
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(p.grad, 1 - group["momentum"])
         return p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-
-
-def _lying(matrix: Tensor) -> Tensor:
-    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _ratio(shape: Sequence[int], adjust: str | None) -> float:

@@ -221,22 +221,13 @@ def classes_fingerprint(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """A classifier as its files describe it; nothing of it is run.
-
-    Attributes
-    ----------
-    classes : list of str
-    shape : tuple               of one input
-    parameters : int            numbers in its file of weights
-    code : str                  the Python code that is its network; empty for one of ours
-    trusted : bool              whether it can be loaded: it runs no code, or code that the user trusts
-    """
+    """A classifier as its files describe it; nothing of it is run."""
 
     classes: list[str]
-    shape: tuple[int, ...]
-    parameters: int
-    code: str
-    trusted: bool
+    shape: tuple[int, ...]  # of one input
+    parameters: int  # numbers in its file of weights
+    code: str  # the Python code that is its network; empty for one of ours
+    trusted: bool  # it runs no code, or code that the user trusts
 
 
 def outline(path: str | Path) -> Outline:

@@ -1,8 +1,7 @@
 """The training loss: soft-capped softmax cross entropy at the scored positions only.
 
-Over a vocabulary of thousands the logits, not the blocks, would take most of the time and memory of a small
-model. So they are made a few hundred rows at a time, and the gradient of each row block is formed while it is
-in cache.
+The logits of a small model would take most of its time and memory. They are made a few hundred rows at a
+time, and the gradient of each row block is formed while it is in cache.
 """
 
 from __future__ import annotations
@@ -105,23 +104,21 @@ class _MeanLoss(torch.autograd.Function):
     def forward(
         ctx: Any, final: Tensor, weight: Tensor, targets: Tensor, cap: float | None, low: torch.dtype
     ) -> Tensor:
-        losses, grad_final, grad_weight = _losses_and_gradients(
+        losses, of_final, of_weight = _losses_and_gradients(
             final, weight, targets, cap, low, wants_final=True, wants_weight=ctx.needs_input_grad[1]
         )
         scale = 1.0 / max(len(targets), 1)
-        ctx.final_dtype, ctx.weight_dtype = final.dtype, weight.dtype
-        assert grad_final is not None
-        ctx.save_for_backward(
-            grad_final.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale)
-        )
+        ctx.dtypes = final.dtype, weight.dtype
+        ctx.save_for_backward(*(None if each is None else each.mul_(scale) for each in (of_final, of_weight)))
         return (losses.double().sum() * scale).float()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        grad_final, grad_weight = ctx.saved_tensors
-        if grad_weight is not None:
-            grad_weight = (grad_weight * upstream).to(ctx.weight_dtype)
-        return (grad_final * upstream).to(ctx.final_dtype), grad_weight, None, None, None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        found = (
+            None if each is None else (each * upstream).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*found, None, None, None)
 
 
 class _TokenLosses(torch.autograd.Function):
