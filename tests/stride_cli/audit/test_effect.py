@@ -61,14 +61,6 @@ def test_shares_are_of_all_influence_whatever_its_sign() -> None:
     assert _effect(0.7, found, Candidates(np.array([9]), np.ones(1))).strongest_is_candidate
 
 
-def test_candidates_that_oppose_or_have_no_influence_have_no_share() -> None:
-    found = solution({1: 2.0, 4: -1.0})
-    opposing = _effect(1.0, found, Candidates(np.array([4]), np.ones(1)))
-    assert (opposing.candidate_influence, opposing.candidate_share, opposing.copied_share) == (-1.0, 0.0, 0.0)
-    nothing = _effect(1.0, solution({4: -1.0}), Candidates(np.array([4]), np.ones(1)))
-    assert (nothing.strongest_chunk, nothing.strongest_share, nothing.candidate_share) == (-1, 0.0, 0.0)
-
-
 def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: ChunkReader) -> None:
     settings = ClosedSettings(spaces=("logit",), layer=2, ranks={"logit": 3})
     design = Designs.drawn(chunks.n_chunks, 12, 3, 1)

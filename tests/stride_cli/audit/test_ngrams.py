@@ -63,14 +63,6 @@ def test_in_small_blocks(token_index, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_overlaps(index, items) == whole
 
 
-def test_a_run_does_not_cross_documents_or_parts(token_index) -> None:
-    index = token_index([[1, 2, 3, 4], [5, 6, 7, 8]], 16)
-    (across,) = find_overlaps(index, [[np.arange(1, 9)]], ngram=3)
-    assert across.longest == 4 and across.share == pytest.approx(4 / 6)
-    (apart,) = find_overlaps(index, [[np.array([1, 2]), np.array([3, 4])]], ngram=3)
-    assert apart == Overlap(2, 2, 1.0, 0)
-
-
 @given(
     documents=st.lists(TEXT.filter(bool), min_size=1, max_size=4),
     parts=st.lists(TEXT, max_size=2),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stride_cli.errors import ModelError, QueryError, UsageError
-from stride_cli.prove.intervals import t_interval
 from stride_cli.prove.options import HitOptions
 from stride_cli.prove.verify_hit import (
     DEPENDED,
@@ -127,11 +126,6 @@ def test_verdicts_err_as_often_as_stated(owners: np.ndarray) -> None:
         zeros = np.zeros((5, 5), int)
         wrong += HitCheck(np.arange(5), noise[:, 0], noise[:, 1], noise[:, 2:], 1, zeros).verdict == DEPENDED
     assert 0.015 < wrong / 2000 < 0.035
-
-
-def test_interval_of_one_value_is_unknown() -> None:
-    found = t_interval(np.array([2.0]))
-    assert found.mean == 2.0 and np.isnan([found.se, found.low, found.high]).all()
 
 
 @given(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli.errors import QueryError, UsageError
+from stride_cli.errors import QueryError
 from stride_cli.report.answers import parse_answers, read_answers
+from tests.stride_cli.report.conftest import make_hit
 
 
 def test_answers_come_back_as_they_were_saved(record, tmp_path: Path) -> None:
@@ -44,6 +45,7 @@ def test_what_is_no_answer_is_named(line: str, message: str) -> None:
         ({"prompt": 3}, "prompt is 3"),
         ({"scored_tokens": True}, "scored_tokens is True"),
         ({"hits": {}}, "hits is dict"),
+        ({"hits": [{**make_hit(1, "d", 1.0), "sign": '"><script>'}]}, "expected supports or opposes"),
         ({"hits": [{"rank": 1}]}, r"hits\[0\].document is missing"),
         ({"recovery": 1}, "recovery is int"),
         ({"measurement__coverage": "all"}, "measurement.coverage is 'all'"),
@@ -55,18 +57,3 @@ def test_what_is_no_answer_is_named(line: str, message: str) -> None:
 def test_damage_is_found(record, changes, message: str) -> None:
     with pytest.raises(QueryError, match=message):
         parse_answers([json.dumps(record(**changes))], "a")
-
-
-def test_a_sign_is_one_of_two(record) -> None:
-    answer = record()
-    answer["hits"][0]["sign"] = '"><script>'
-    with pytest.raises(QueryError, match="expected supports or opposes"):
-        parse_answers([json.dumps(answer)], "a")
-
-
-def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no file"):
-        read_answers(tmp_path / "none")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(QueryError, match="not UTF-8"):
-        read_answers(tmp_path / "binary")

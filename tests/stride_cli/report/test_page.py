@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 
 from stride_cli.report.contents import Concentration, Responses, from_record
 from stride_cli.report.page import render_report
@@ -88,30 +86,6 @@ def test_verdicts_stand_first_and_a_line_parts_the_hits(shown) -> None:
     assert places == sorted(places) and page.text.count("below: no stronger") == 2
 
 
-def test_the_overview_says_what_the_model_said_and_the_verdict(shown) -> None:
-    answers = [shown(verdict=word, response=f" {word} said") for word in ("clear", "weak")]
-    text = render_report(answers, title="x")
-    page = Page(text)
-    overview = page.text.partition("Overview")[2].partition("Documents that support")[0]
-    assert overview.index("clear said") < overview.index("weak said")
-    assert [tag for tag in page.tags if tag == "th"] == ["th"] * 5
-    assert text.index('class="verdict weak"') < text.index("<article")
-    # no level is left out, and every answer has a heading
-    assert page.headings[:2] == [1, 2] and page.headings.count(1) == 1 and page.headings.count(2) == 1 + 2
-    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(page.headings))
-    assert (
-        "anywhere" not in text.partition("body {")[2].partition("}")[0]
-    )  # words break where nothing else fits
-
-
-def test_nats_are_said_to_add_up_only_where_they_do(shown) -> None:
-    scale = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
-    bounded = render_report([shown(unit="nats", scale=scale)], title="x")
-    straight = render_report([shown(unit="nats", scale={"link": "linear", "slope": 2.0})], title="x")
-    assert "trained without the document alone; of several, shares add up and nats do not." in bounded
-    assert "trained without the document." in straight and "nats do not" not in straight
-
-
 def test_documents_cannot_write_html(shown) -> None:
     nasty = "</mark></p><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x00 “quotes” & \ud800"
     answer = shown(prompt=nasty, response=nasty, id=nasty)
@@ -135,21 +109,6 @@ def test_the_highlighted_passage_is_in_the_chunk_with_its_words(shown) -> None:
     assert Page(text).tags.count("mark") == 1 + 2 + 2  # legend; passage and whole chunk; two saved passages
 
 
-def test_a_saved_answer_lacks_plots_and_scored_tokens(record) -> None:
-    text = render_report([from_record(record())], title="x")
-    assert "<svg" not in text and 'class="token"' not in text
-    assert "Certificate" in text and "sentence of a chunk most like the query" in text
-    assert "<mark><u>Paris</u> is the <u>capital</u> of <u>France</u>. &lt;script" in text
-
-
-def test_rows_of_a_classifier_have_labels_and_no_passages(record) -> None:
-    answer = record(prompt="row 3 → ", response="3")
-    for hit in (*answer["hits"], *answer["opposers"]):
-        hit.update(label="3", passage="label 3")
-    text = render_report([from_record(answer)], title="x")
-    assert "<mark>" not in text and "<u>" not in text and '<p class="text">label 3</p>' in text
-
-
 def test_an_answer_without_hits_has_a_page(record) -> None:
     empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
     page = Page(render_report([from_record(empty)] * 2, title="x"))
@@ -167,12 +126,3 @@ def test_marks_stay_on_the_paper(shown) -> None:
         places += re.findall(r'cx="(\S+)" cy="(\S+)"', svg)
         assert len(places) > 3 and "nan" not in svg
         assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
-
-
-def test_a_point_of_the_response_plot_is_where_it_should_be() -> None:
-    svg = response_plot(Responses(np.array([0.0, 2.0, 4.0]), np.array([0.0, 1.0, 4.0])))
-    points = np.array(re.findall(r"M([-\d.]+) ([-\d.]+)h0", svg), dtype=float)
-    assert points[:, 0] == pytest.approx(
-        points[0, 0] + np.array([0, 0.25, 1]) * np.ptp(points[:, 0]), abs=0.2
-    )
-    assert points[:, 1] == pytest.approx(points[0, 1] - np.array([0, 0.5, 1]) * np.ptp(points[:, 1]), abs=0.2)
