@@ -23,7 +23,7 @@ from stride_cli.attribution.session import Session
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
-from stride_cli.demo.prepared import demo_corpus, prepare_demo
+from stride_cli.demo.demo_model import demo_corpus, prepare_demo
 from stride_cli.operators.options import ClosedOptions, FitRunOptions, SgdOptions, TrainOptions
 from stride_cli.permissions import Permissions, permitted
 from stride_cli.training.index_build import build_index, build_index_of_run

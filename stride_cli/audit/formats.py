@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from stride_cli.audit.judge import EFFECT, LEAKED, NOTHING, PRESENT, Finding
 from stride_cli.characters import cell, printable_json
@@ -59,8 +60,9 @@ def to_sarif(findings: Sequence[Finding]) -> str:
         if finding.verdict == NOTHING:
             continue
         rule, level, _ = _RULES[finding.verdict]
+        source = "stdin" if finding.document.source in ("", "-") else finding.document.source
         region = {"startLine": max(1, finding.document.line)}
-        location = {"artifactLocation": {"uri": _uri(finding.document.source)}, "region": region}
+        location = {"artifactLocation": {"uri": quote(source)}, "region": region}
         result: dict[str, Any] = {
             "ruleId": rule,
             "level": level,
@@ -86,12 +88,6 @@ def to_sarif(findings: Sequence[Finding]) -> str:
     # through to_json: a number that is not finite is no JSON
     document = json.loads(to_json({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}))
     return printable_json(json.dumps(document, ensure_ascii=False, indent=1)) + "\n"
-
-
-def _uri(source: str) -> str:
-    from urllib.parse import quote
-
-    return quote("stdin" if source in ("", "-") else source)
 
 
 def sentence(finding: Finding) -> str:

@@ -10,13 +10,12 @@ import numpy as np
 
 from stride_cli.audit.bm25 import Ranked, best_chunks
 from stride_cli.audit.calibration import grouped_q_values, joint_p_values, leave_one_out_p_values
-from stride_cli.audit.control_sets import (
+from stride_cli.audit.controls import (
     Controls,
     choose_kind,
     given_controls,
     log_losses,
     make_controls,
-    no_controls,
     steepness,
 )
 from stride_cli.audit.effect import Candidates, Effect, Shared, losses_before, measure_effects
@@ -172,7 +171,7 @@ def audit(
     elif (kind := choose_kind(there, options)) == "made":
         against = make_controls(session, documents, there, options, block_size)
     else:
-        against = no_controls(kind)
+        against = Controls(kind)
 
     # 4. loss and influences of items and controls
     everything = [*items, *against.samples]

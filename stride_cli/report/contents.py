@@ -13,7 +13,6 @@ from stride_cli.attribution.passages import carried_parts, response_pieces
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.session import Session
-    from stride_cli.data.queries import Query
 
 _CURVE_POINTS = 33
 
@@ -118,7 +117,11 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         shown = replace(shown, picture=picture)
     else:
         hits = _read_chunks(session, answer, [*record["hits"], *record["opposers"]])
-        shown = replace(shown, pieces=scored_pieces(session.model.tokenizer, answer.query))
+        scored = [
+            (text, None if place is None else bool(answer.query.weights[place]))
+            for text, place in response_pieces(session.model.tokenizer, answer.query)
+        ]
+        shown = replace(shown, pieces=tuple(scored))
     count = len(answer.supporters)
     return replace(
         shown,
@@ -136,12 +139,6 @@ def concentration(values: np.ndarray, n_chunks: int) -> Concentration | None:
     held = np.cumsum(-np.sort(-np.abs(values)))
     counts = np.unique(np.round(np.geomspace(1, len(values), _CURVE_POINTS)).astype(np.int64))
     return Concentration(counts, held[counts - 1] / held[-1], n_chunks)
-
-
-def scored_pieces(tokenizer: Any, query: Query) -> tuple[tuple[str, bool | None], ...]:
-    """Cut the response into its tokens, and say which of them are scored."""
-    pieces = response_pieces(tokenizer, query)
-    return tuple((text, None if place is None else bool(query.weights[place])) for text, place in pieces)
 
 
 def _pictures(session: Session, answer: Answer) -> list[str]:

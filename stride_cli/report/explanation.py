@@ -48,7 +48,14 @@ def explain(record: Record) -> str:
             "--documents)."
         )
     if word == "clear":
-        return f"Clear: {found}. {_trust_of_a_clear_one(record, first)}"
+        doubts = "" if first is None else _doubts(record)
+        trust = "Trust this as far as one can without retraining: it says"
+        if doubts:
+            trust = f"Read before you rely on it, as {doubts}; it says"
+        return (
+            f"Clear: {found}. {trust} what taught the model, not whether the response is true, nor whether "
+            "it would be the same without (stride verify-hit)."
+        )
     return f"{found[0].upper()}{found[1:]}. {_trust_without_verdict(record)}"
 
 
@@ -292,20 +299,6 @@ def _looked_at(record: Record) -> str:
     return (
         f"look at {first['document']}, which moved the model towards this response more than any other "
         f"document ({held}{''.join(following)})"
-    )
-
-
-def _trust_of_a_clear_one(record: Record, first: Record | None) -> str:
-    """Say how far to trust a clear answer, and what it cannot say."""
-    doubts = "" if first is None else _doubts(record)
-    trust = (
-        f"Read before you rely on it, as {doubts}; it says"
-        if doubts
-        else "Trust this as far as one can without retraining: it says"
-    )
-    return (
-        f"{trust} what taught the model, not whether the response is true, nor whether it would be the same "
-        "without (stride verify-hit)."
     )
 
 

@@ -23,7 +23,7 @@ from stride_cli.serve.indexes import ServedIndex, Shelf
 from stride_cli.serve.options import LARGEST_BODY
 from stride_cli.serve.questions import Question, option_value, parse_json, parse_question, text_value
 from stride_cli.serve.refusals import Refusal, error_record, status_of
-from stride_cli.serve.verification import Verifications, Wanted
+from stride_cli.serve.verification import Verifications
 from stride_cli.serve.views import (
     FORMATS,
     answer_record,
@@ -140,7 +140,7 @@ class Service:
                 fix="leave out 'instead'",
             )
         question = HitQuestion(**prompt, documents=documents)
-        job = self.verifications.begin(Wanted(index.place, question, options, check))
+        job = self.verifications.begin((index.place, question, options, check))
         return _json(job.to_record(), 202)
 
     async def verification(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-_HEADERS = {
+HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -37,7 +37,6 @@ _HEADERS = {
     "cache-control": "no-store",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-HEADERS = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ class Guard:
 
         async def protected(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *HEADERS]
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:

@@ -10,7 +10,6 @@ import json
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,16 +24,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.serve_records import VerificationRecord
 
 _LOOK = 1.0  # seconds between two looks at how far it is
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A question to be verified; see `stride_cli.api.verify_hit`."""
-
-    place: WorkspacePath
-    question: HitQuestion
-    options: QueryOptions
-    check: HitOptions
+Wanted = tuple["WorkspacePath", HitQuestion, QueryOptions, HitOptions]  # as `verify_hit` takes them
 
 
 class Verification:
@@ -142,4 +132,4 @@ def _verify(wanted: Wanted, told: Path) -> Any:
         fresh.replace(told)
 
     with progress_told_to(listen):
-        return verify_hit(wanted.place, wanted.question, wanted.options, wanted.check)
+        return verify_hit(*wanted)

@@ -31,10 +31,6 @@ class Ask:
     options: QueryOptions
     future: Future[Answer] = field(default_factory=Future)
 
-    def joins(self, other: Ask) -> bool:
-        """Whether one pass over the chunks serves both."""
-        return self.index is other.index and self.options == other.options
-
 
 class Worker:
     """Runs what it is given, one after the other, in a thread of its own.
@@ -107,7 +103,8 @@ class Worker:
                 return
             first = self._asked[0]
             most = _TOGETHER if first.index.reads(first.options) else 1
-            jobs = [job for job in self._asked if job.joins(first)][:most]
+            same = [job for job in self._asked if job.index is first.index and job.options == first.options]
+            jobs = same[:most]
             self._asked = [job for job in self._asked if job not in jobs]
         jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
         if jobs:

@@ -10,7 +10,7 @@ import pytest
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.attribution.several import open_pipeline
-from stride_cli.audit.control_sets import Controls, steepness
+from stride_cli.audit.controls import Controls, steepness
 from stride_cli.audit.effect import Candidates, _effect, _measure, measure_losses
 from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document

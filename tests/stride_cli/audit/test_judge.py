@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stride_cli.audit.calibration import grouped_q_values
-from stride_cli.audit.control_sets import no_controls
+from stride_cli.audit.controls import Controls
 from stride_cli.audit.effect import Effect
 from stride_cli.audit.judge import (
     EFFECT,
@@ -188,7 +188,7 @@ def test_easy_items_are_told_from_learnt_ones_by_the_base_model(learnt: int) -> 
         ]
         q = {}
         for name, base in (("base", before), ("no base", None)):
-            p, _, _, count = _rank(None, effects, no_controls("absent"), present, base)
+            p, _, _, count = _rank(None, effects, Controls("absent"), present, base)
             assert (count[present] == 100).all() and (count[~present] == 99).all()
             q[name] = grouped_q_values(p, present)[present] < 0.05
         shares.append(q["base"][learnt:].sum() / max(1, q["base"].sum()))

@@ -24,8 +24,8 @@ from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, NumericalError, UsageError
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
-from stride_cli.serve.overlaps import verbatim_runs
 from stride_cli.serve.running import Server
+from stride_cli.serve.views import verbatim_runs
 from tests.prepared import Prepared
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
