@@ -19,6 +19,7 @@ value, rounded as it is shown, is it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import operator
 import re
@@ -670,16 +671,9 @@ def suites(columns: Sequence[Column]) -> list[Column]:
     return [(heading, f"suites/{suite}", group) for heading, suite, group in columns]
 
 
-def _removal() -> Any:
-    from tests.benchmarks import removal_tables  # it is made of this module's parts
-
-    return removal_tables
-
-
-def _leaks() -> Any:
-    from tests.benchmarks import leak_tables  # so is this
-
-    return leak_tables
+def _module(name: str) -> Any:
+    """Import a module of tables late: it is made of this module's parts."""
+    return importlib.import_module(f"tests.benchmarks.{name}")
 
 
 _MORE = {
@@ -703,12 +697,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "projections": projections_table,
     "causes": causes_table,
     "defaults": defaults_table,
-    "removal-habits": lambda: _removal().habits(),
-    "removal-habits-seeds": lambda: _removal().habits(_removal().SEEDS),
-    "removal-poison": lambda: _removal().poison(),
-    "leaks": lambda: _leaks().audit(),
-    "leaks-search": lambda: _leaks().search(),
-    "leaks-power": lambda: _leaks().power(),
+    "removal-habits": lambda: _module("removal_tables").habits(),
+    "removal-habits-seeds": lambda: _module("removal_tables").habits("suites/removal_habits_seeds"),
+    "removal-poison": lambda: _module("removal_tables").poison(),
+    "leaks": lambda: _module("leak_tables").audit(),
+    "leaks-search": lambda: _module("leak_tables").search(),
+    "leaks-power": lambda: _module("leak_tables").power(),
     "recovery": recovery_table,
     "scale": scale_table,
     "solvers": solvers_table,

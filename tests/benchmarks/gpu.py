@@ -6,9 +6,9 @@
 (b) For models of 135 M, .5 B and 1.5 B random weights in bf16, K = 1,000 subsets, chunks of 128 tokens and
 about 10⁶ gates: tokens a second of the fit (whole, and of the pass over the corpus alone), of reading, of
 exact and linear measurement, each against a bare forward and backward pass into every parameter, in the
-batches that are fastest for it; the most memory that each took; the kernels that the pass over the corpus
-spends most on; the bare pass's share of the card's bf16 peak, as its maker states it and as a product of two
-8,192² matrices reaches it. How many chunks there are, the bare pass decides: a few seconds of it.
+batches that are fastest for it; the most memory that each took; the bare pass's share of the card's bf16
+peak, as its maker states it and as a product of two 8,192² matrices reaches it. How many chunks there are,
+the bare pass decides: a few seconds of it.
 
 Left out: fine-tuning on halves of a corpus and comparing methods by it: `examples/suites/finetuning.sh` with
 BASE, SEEDS and WORKERS (100 halves × 2 seeds of 1,000 pairs take nine minutes by themselves). `--device cpu
@@ -44,7 +44,6 @@ from stride_cli.operators.layer_spaces import MlpMatrixSpace
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.pair_space import token_pairs
-from stride_cli.operators.projections import Projector
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine
@@ -166,7 +165,6 @@ def rates(given: argparse.Namespace, size: dict[str, int]) -> dict[str, Any]:
             name: rate / per_second["bare"] for name, rate in per_second.items() if name != "bare"
         },
         "peak_gigabytes": {name: each.bytes / 1e9 for name, each in found.items()},
-        "kernels": _kernels(steered, probe, columns[:few], n_subsets, settings) if clock.on_card else None,
         "bare_teraflops": flops * per_second["bare"] / 1e12,
         **_shares(flops * per_second["bare"], given.device),
     }
@@ -239,32 +237,6 @@ def _settings(model: CausalLM, chunks: ChunkReader, n_subsets: int, gates: int) 
     buckets = max(8, (gates - inside - pairs) // (2 * min(ranks["logit"], model.d_model)))
     found: ClosedSettings = replace(chosen, n_buckets=buckets)
     return found
-
-
-def _kernels(
-    steered: SteeredModel, chunks: ChunkReader, columns: np.ndarray, n_subsets: int, settings: ClosedSettings
-) -> dict[str, Any]:
-    """Where the time of the pass goes on the card: how much of it the card works, and at what."""
-    from torch.profiler import ProfilerActivity, profile
-
-    projector = (
-        Projector(steered.gate_size, settings.project, chunks.n_chunks, 0) if settings.project else None
-    )
-    began = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        closed.accumulate(steered, chunks, columns, n_subsets, settings, None, 0.0, projector)
-        torch.cuda.synchronize()
-    wall = time.perf_counter() - began
-    each = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)
-    whole = sum(event.self_device_time_total for event in each)
-    return {
-        "busy": whole / 1e6 / wall,
-        "launched_per_batch": sum(event.count for event in each) / len(chunks.plan(settings.batch_tokens)),
-        "longest": [
-            {"name": event.key[:90], "share": event.self_device_time_total / whole, "count": event.count}
-            for event in each[:15]
-        ],
-    }
 
 
 class _Timed(SimpleNamespace):

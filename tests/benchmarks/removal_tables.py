@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.benchmarks.figures import figure, markdown, pick
 
 HABITS = "suites/removal_habits"
-SEEDS = "suites/removal_habits_seeds"
 POISON = "suites/removal_poison"
 REMOVED: tuple[tuple[str, str], ...] = (
     ("the planted causes", "causes"),

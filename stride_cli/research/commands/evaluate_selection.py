@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,9 +40,7 @@ def selection(
     queries.
     """
     from stride_cli.commands.tables import number
-    from stride_cli.errors import CorpusError
-    from stride_cli.research.selection.finetuned import evaluate_selection, score_record
-    from stride_cli.research.selection.select import read_tasks
+    from stride_cli.research.selection.finetuned import evaluate_selection, read_tasks, score_record
 
     def cell(found: SeedSpread) -> str:
         mean, deviation = (number(None if isnan(found[key]) else found[key], ".4f") for key in ("mean", "sd"))
@@ -51,12 +48,8 @@ def selection(
 
     judging, options = JudgingOptions(**judged), FinetuneOptions(**given, device=device or "auto")
     results = Results(json)
-    tasks: list[str] | None = None
     for name, scores in evaluate_selection(directory, model, queries, judging, options):
-        if name == "base":
-            with suppress(CorpusError, ValueError):  # queries without tasks: no spread over them
-                tasks = read_tasks(queries)
-        record = score_record(name, scores, tasks)
+        record = score_record(name, scores, read_tasks(queries))
         results.add(record, name, *map(cell, (record["loss"], record["f1"], record["f1_over_tasks"])))
     columns = ["trained on", "loss (± seeds)", "unigram F1 (± seeds)", "F1 (± tasks)"]
     results.show(f"{directory}, {judging.seeds} seeds", columns)

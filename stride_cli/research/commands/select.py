@@ -19,7 +19,7 @@ SHARED_QUERIES = "Share the queries out to N processes; default: this one scores
 EXAMPLE = """\b
 Examples:
   stride select task.jsonl --index run.stride --size 1000 --out selection
-  stride select task.jsonl --size 500 --by sum --method tfidf:ngrams=1 --out by-words
+  stride select task.jsonl --size 500 --method tfidf:ngrams=1 --out by-words
   stride evaluate selection selection --model base --queries heldout.jsonl
 """
 
@@ -63,7 +63,6 @@ def select(
         "documents": opened.index.n_documents,
         "queries": len(queries),
         "method": options.method,
-        "by": options.by,
         "lots": lots,
         "shared_with_bm25": in_both,
         "seconds": time.perf_counter() - started,

@@ -19,7 +19,7 @@ Examples:
   stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16
   stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
   stride tune --index classifier.stride --damping 0.1,1,10,30,100
-  stride tune --index run.stride --criterion truth --search grid --space logit --rank 32,96
+  stride tune --index run.stride --criterion truth --space logit --rank 32,96
 """
 
 

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import random_chunks
-from stride_cli.research.evaluation.records import estimate_record
-from stride_cli.research.evaluation.resampling import mean_interval
+from stride_cli.research.evaluation.resampling import mean_records
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.retraining import retrain
 
@@ -41,31 +39,24 @@ class Removal:
     probability_attributed: np.ndarray
     probability_random: np.ndarray
 
-    def intervals(self, *, seed: int = 0) -> dict[str, Interval]:
-        """Average over queries, also the attributed chunks' effect beyond random ones ("advantage")."""
-        values = {
-            "attributed": self.attributed,
-            "random": self.random,
-            "advantage": self.attributed - self.random,
-            "probability_attributed": self.probability_attributed,
-            "probability_random": self.probability_random,
-        }
-        return {
-            name: mean_interval(value, seed=seed, name="removal queries") for name, value in values.items()
-        }
-
     def to_record(self, method: str, options: RemovalOptions, *, seed: int) -> RemovalRecord:
-        """Make ``stride.removal/1``."""
-        parts = {name: estimate_record(each) for name, each in self.intervals(seed=seed).items()}
+        """Make ``stride.removal/1``: means over queries, also of the effect beyond random chunks."""
+        means = mean_records(
+            {
+                "attributed": self.attributed,
+                "random": self.random,
+                "advantage": self.attributed - self.random,
+                "probability_attributed": self.probability_attributed,
+                "probability_random": self.probability_random,
+            },
+            seed=seed,
+            name="removal queries",
+        )
         return {
             "schema": "stride.removal/1",
             "method": method,
             "k": self.k,
-            "attributed": parts["attributed"],
-            "random": parts["random"],
-            "advantage": parts["advantage"],
-            "probability_attributed": parts["probability_attributed"],
-            "probability_random": parts["probability_random"],
+            **means,  # type: ignore[typeddict-item]
             "queries": len(self.attributed),
             "seeds": options.seeds,
             "draws": options.draws,

@@ -7,12 +7,14 @@ cancels. Simulated with 20 queries, 120 repetitions each, the 95 % joint interva
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from stride_cli.prove.intervals import LEVEL, Interval
 from stride_cli.randomness import stream
+from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
 
 DRAWS = 1000
 
@@ -118,6 +120,16 @@ def mean_interval(values: np.ndarray, *, draws: int = DRAWS, seed: int = 0, name
         return Interval(float(values.mean()) if len(values) else np.nan, np.nan, np.nan, np.nan)
     counts = _counts(stream(seed, f"bootstrap {name}"), draws, len(values))
     return interval(float(values.mean()), counts @ values / len(values))
+
+
+def mean_records(
+    values: Mapping[str, np.ndarray], *, draws: int = DRAWS, seed: int = 0, name: str
+) -> dict[str, EstimateRecord]:
+    """Average several measures of the same queries, (Q,) each, on the same draws; see `mean_interval`."""
+    return {
+        key: estimate_record(mean_interval(each, draws=draws, seed=seed, name=name))
+        for key, each in values.items()
+    }
 
 
 def _counts(generator: np.random.Generator, draws: int, size: int) -> np.ndarray:

@@ -96,8 +96,7 @@ def run_method(
         started = time.perf_counter()
         method = fitted_method(workspace, spec)
         fitted = time.perf_counter()
-        bound = getattr(method, "active_bound", None)
-        counter = DistributionCounter(active_bound=bound) if describe else None
+        counter = DistributionCounter() if describe else None
         for block in score_blocks(method, queries, workspace.n_chunks):
             paused = time.perf_counter()
             if masks is not None:

@@ -15,11 +15,9 @@ import numpy as np
 
 from stride_cli.data.batches import row_losses
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.prove.intervals import Interval
 from stride_cli.research.evaluation.options import TailPatchOptions
 from stride_cli.research.evaluation.ranking import random_chunks
-from stride_cli.research.evaluation.records import estimate_record
-from stride_cli.research.evaluation.resampling import mean_interval
+from stride_cli.research.evaluation.resampling import mean_records
 
 if TYPE_CHECKING:
     import torch
@@ -52,23 +50,14 @@ class TailPatch:
         """Lift of each query, (Q,) float64; > 0: the attributed chunks help more."""
         return self.attributed - self.random
 
-    def intervals(self, *, seed: int = 0) -> dict[str, Interval]:
-        """Average lift, attributed and random over queries."""
-        return {
-            name: mean_interval(getattr(self, name), seed=seed, name="tail-patch queries")
-            for name in ("lift", "attributed", "random")
-        }
-
     def to_record(self, method: str, options: TailPatchOptions, *, seed: int) -> TailPatchRecord:
         """Make ``stride.tail_patch/1``."""
-        parts = {name: estimate_record(each) for name, each in self.intervals(seed=seed).items()}
+        values = {"lift": self.lift, "attributed": self.attributed, "random": self.random}
         return {
             "schema": "stride.tail_patch/1",
             "method": method,
             "k": self.k,
-            "lift": parts["lift"],
-            "attributed": parts["attributed"],
-            "random": parts["random"],
+            **mean_records(values, seed=seed, name="tail-patch queries"),  # type: ignore[typeddict-item]
             "helped": float((self.lift > 0).mean()),
             "queries": len(self.lift),
             "draws": options.draws,

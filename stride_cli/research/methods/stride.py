@@ -57,7 +57,6 @@ class StrideMethod:
     ) -> None:
         self.name = "stride"
         self.bytes_per_chunk = 0.0
-        self.active_bound: int | None = None  # a Lasso solution has at most K non-zeros
         recovery = own(RecoveryOptions, given)
         fit = {name: value for name, value in given.items() if name not in recovery}
         self._options = train_options(
@@ -104,8 +103,6 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
-        alone = not self._pipeline().settings.looks_at_chunks
-        self.active_bound = self._designs.n_subsets if alone else None
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
         self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)

@@ -91,10 +91,10 @@ def interval_plot(
     return svg(height, marks, name)
 
 
-def page(title: str, parts: Iterable[str], *, wide: bool = True) -> str:
+def page(title: str, parts: Iterable[str]) -> str:
     """Frame the parts of a page under its title, a plain text."""
     title = html_text(title)
-    return html_page(title, [f"<h1>{title}</h1>", *parts], style=_WIDE if wide else "")
+    return html_page(title, [f"<h1>{title}</h1>", *parts], style=_WIDE)
 
 
 def table(name: str, heads: Sequence[str], rows: Iterable[str]) -> str:

@@ -179,7 +179,17 @@ def spread(values: Sequence[float]) -> SeedSpread:
     return {"mean": float(found.mean()), "sd": deviation}
 
 
-def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None) -> SelectionScoreRecord:
+def read_tasks(path: Path) -> list[str]:
+    """Read the "task" of every query of a JSON Lines file; [] where one has none, or of another format."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        found = [json.loads(line).get("task") for line in lines if line.strip()]
+    except ValueError:
+        return []
+    return found if all(isinstance(task, str) and task for task in found) else []
+
+
+def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str]) -> SelectionScoreRecord:
     """Make one set's record: means over queries, spread over seeds, and over tasks where there are some."""
     losses = np.stack([score.losses for score in scores])  # (S, Q)
     f1 = np.stack([score.f1 for score in scores])
@@ -190,8 +200,8 @@ def score_record(name: str, scores: Sequence[Score], tasks: Sequence[str] | None
         return [float(row[rows].mean()) for row in f1] if rows.any() else [float("nan")] * len(f1)
 
     groups: list[TaskScore] = []
-    for task in dict.fromkeys(tasks or ()):
-        rows = np.array([each == task for each in tasks or ()])
+    for task in dict.fromkeys(tasks):
+        rows = np.array([each == task for each in tasks])
         groups.append(
             {
                 "task": task,

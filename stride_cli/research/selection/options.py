@@ -16,20 +16,12 @@ class SelectOptions(Options):
     ----------
     size : documents to choose
     out : directory that gets the three files; None: none
-    by : how the scores of many queries become one order: "greedy" (best rank over queries), "sum" or "quota"
-        (tasks in turn)
     method : whose scores, as for `stride baseline`
     overwrite : replace a selection at `out`
     """
 
     size: int = option(1000, "Documents to choose.", low=1)
     out: Path | None = option(None, "Where the three files go.", metavar="DIR")
-    by: str = option(
-        "greedy",
-        'greedy: best rank over queries; sum: of scores; quota: tasks in turn (by "task").',
-        choices=("greedy", "sum", "quota"),
-        listed=True,
-    )
     method: str = option("stride", "Whose scores: a method of stride baseline --list, with options.")
     overwrite: bool = option(False, "Replace a selection at DIR.")
 

@@ -12,7 +12,6 @@ class SelectionRecord(TypedDict):
     documents: Annotated[int, "documents of the corpus"]
     queries: Annotated[int, "queries that they were chosen for"]
     method: Annotated[str, "whose scores chose"]
-    by: Annotated[str, '"greedy", "sum" or "quota"']
     lots: Annotated[int, "chosen documents that no query speaks for: drawn by lot"]
     shared_with_bm25: Annotated[float, "share of the chosen documents that BM25 chose too"]
     seconds: Annotated[float, "seconds of the whole command"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.audit.bm25 import best_chunks
-from stride_cli.errors import CorpusError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import to_json
 from stride_cli.randomness import stream
-from stride_cli.research.selection.aggregation import Choice, check_size, choose, collect
+from stride_cli.research.selection.aggregation import Choice, check_size, choose
 from stride_cli.research.selection.options import SelectOptions
 from stride_cli.research.selection.stored import require_stored_text, stored_documents
 
@@ -66,7 +65,6 @@ def run_selection(
         raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
     opened = where.open()
     queries = read_queries(opened, task)
-    tasks = read_tasks(task) if options.by == "quota" else None
     spec = method_spec(options.method)
     if sharing is not None and sharing.shared:
         from stride_cli.research.evaluation.workers import shared_document_scores
@@ -74,7 +72,7 @@ def run_selection(
         scored = shared_document_scores(where, spec, queries, sharing)
     else:
         scored = _document_scores(opened, spec, queries)
-    found = select(opened, queries, options, scored, tasks=tasks)
+    found = select(opened, queries, options.size, scored)
     if options.out is not None:
         write_selection(options.out, opened, found, queries, options)
     return opened, queries, found
@@ -97,14 +95,7 @@ def method_spec(method: str) -> str:
     return "stride:stored=true" if method == "stride" else method
 
 
-def select(
-    task: Workspace,
-    queries: QuerySet,
-    options: SelectOptions,
-    scored: Iterable[np.ndarray],
-    *,
-    tasks: Sequence[str] | None = None,
-) -> Selection:
+def select(task: Workspace, queries: QuerySet, size: int, scored: Iterable[np.ndarray]) -> Selection:
     """Choose documents by a method's scores, by BM25 in the same way, and at random.
 
     Parameters
@@ -112,7 +103,6 @@ def select(
     task : Workspace            index and model
     queries : QuerySet          Q queries that should become better
     scored : Q arrays (D,)      the documents' scores, sums over their chunks (for BM25: the best chunk's)
-    tasks : Q names, for quota
 
     Raises
     ------
@@ -129,12 +119,11 @@ def select(
                 yield scores
                 bar.advance()
 
-    size, by = options.size, options.by
-    grouping = tasks if by == "quota" else None
-    chosen = choose(collect(rows(), index.n_documents, grouping), size, by, seed=task.seed)
-    lexical = collect(_bm25_rows(index, owner, queries, size), index.n_documents, grouping)
+    chosen = choose(rows(), index.n_documents, size, seed=task.seed)
+    lexical = _bm25_rows(index, owner, queries, size)
+    bm25 = choose(lexical, index.n_documents, size, seed=task.seed)
     random = stream(task.seed, "random selection").permutation(index.n_documents)[:size]
-    return Selection(chosen, choose(lexical, size, by, seed=task.seed), random.astype(np.int64))
+    return Selection(chosen, bm25, random.astype(np.int64))
 
 
 def _document_scores(task: Workspace, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:
@@ -184,7 +173,6 @@ def write_selection(
                     provenance = {
                         "place": place,
                         "method": source,
-                        "by": "random" if source == "random" else options.by,
                         "rank": choice.rank,
                         "score": choice.score,
                         "query": queries.names[choice.query] if choice.query >= 0 else None,
@@ -203,25 +191,3 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"'{out}' exists already", fix="give another --out, or --overwrite")
     if out.exists() and not (out / "chosen.jsonl").is_file():
         raise UsageError(f"'{out}' is no selection, and is not replaced", fix="give another --out")
-
-
-def read_tasks(path: Path) -> list[str]:
-    """Read the "task" of every query of a plain JSON Lines file, in the file's order.
-
-    Raises
-    ------
-    CorpusError      a query without a task; names it
-    """
-    found: list[str] = []
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
-        if not line.strip():
-            continue
-        record = json.loads(line)
-        task = record.get("task")
-        if not isinstance(task, str) or not task:
-            raise CorpusError(
-                f"{path}: query '{record.get('id')}' has no 'task', which quotas are by",
-                fix='{"id": …, "task": "translation", "prompt": …, "response": …}, or --by greedy',
-            )
-        found.append(task)
-    return found

@@ -29,7 +29,6 @@ class TuneOptions(EngineOptions):
                                         classifier, its held-out rows where it has some
     held_out : int, optional            how many chunks
     responses : int                     R, random halves
-    search : "steps" or "grid"
     trials : int, optional              at most so many fits
     engine, workers : see `stride_cli.training.retraining.retrain`
     """
@@ -37,12 +36,6 @@ class TuneOptions(EngineOptions):
     grid: Mapping[str, Sequence[Any]] | None = None
     start: Mapping[str, Any] = field(default_factory=dict)
     lambdas: Sequence[float] = LAMBDAS
-    search: str = option(
-        "steps",
-        "steps: one setting after another, from the best; grid: all of them.",
-        choices=("steps", "grid"),
-        listed=True,
-    )
     trials: int | None = option(None, "At most so many fits.", low=1)
     criterion: str = option(
         "retrained",

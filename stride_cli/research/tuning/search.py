@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,7 +177,6 @@ def sweep(
     start: Mapping[str, Any],
     evaluate: Callable[[dict[str, Any]], Trial],
     *,
-    search: str = "steps",
     limit: int | None = None,
     seed: int = 0,
     matters: Callable[[str, Mapping[str, Any]], bool] = lambda name, settings: True,
@@ -186,8 +184,8 @@ def sweep(
 ) -> Iterator[tuple[Trial, bool]]:
     """Yield trials one after another, and whether each is the best so far.
 
-    ``steps`` begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on
-    from the best; ``grid`` tries every combination. A trial is the best only where its mean is the highest so
+    Begins with `start` and varies one setting at a time, in the order of `DIMENSIONS`, going on from the
+    best. A trial is the best only where its mean is the highest so
     far and exceeds that of `start` by more than chance explains.
 
     Parameters
@@ -205,11 +203,6 @@ def sweep(
 
     def rounds() -> Iterator[dict[str, Any]]:
         yield dict(start)
-        if search == "grid":
-            names = [name for name in DIMENSIONS if name in grid]
-            for values in itertools.product(*(grid[name] for name in names)):
-                yield {**start, **dict(zip(names, values, strict=True))}
-            return
         for name in DIMENSIONS:
             for value in grid.get(name, ()):
                 known = best.settings if best is not None else start

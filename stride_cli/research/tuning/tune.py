@@ -13,8 +13,7 @@ import numpy as np
 from index_format.location import local_directory
 from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.output import note, progress
-from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
-from stride_cli.research.evaluation.resampling import mean_interval
+from stride_cli.research.evaluation.resampling import mean_interval, mean_records
 from stride_cli.research.tuning.options import TuneOptions
 from stride_cli.research.tuning.responses import WithheldChunks, random_halves, withheld_queries
 from stride_cli.research.tuning.search import (
@@ -85,8 +84,7 @@ def tune_index(
     response_seconds = time.perf_counter() - begun
     # 3. the sweep
     trials = _Trials(workspace, target, lambdas, TrialStore(place / "trials"))
-    sizes = [len(values) for values in grid.values()]
-    most = 1 + (int(np.prod(sizes)) if options.search == "grid" else sum(sizes))
+    most = 1 + sum(map(len, grid.values()))
     best: Trial | None = None
     first: Trial | None = None
     seconds, count = 0.0, 0
@@ -95,7 +93,6 @@ def tune_index(
             grid,
             start,
             trials.evaluate,
-            search=options.search,
             limit=options.trials,
             seed=workspace.seed,
             matters=lambda name, settings: name != "layer" or layer_matters(settings),
@@ -124,6 +121,7 @@ def tune_index(
     if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
         design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
         following = f"build the index anew with {design}, then stride train"
+    means = mean_records({"score": scores, "gain": scores - before}, seed=workspace.seed, name="tuning")
     record: TuneRecord = {
         "schema": "stride.tune/1",
         "index": str(own.path),
@@ -132,8 +130,8 @@ def tune_index(
         "responses": len(target.masks),
         **shown,
         "lambda_ratio": ratio,
-        "score": _mean(scores, workspace.seed),
-        "gain": _mean(scores - before, workspace.seed),
+        "score": means["score"],
+        "gain": means["gain"],
         "trials": count,
         "written": "\n".join(f"{key}: {_as_yaml(value)}" for key, value in settings.items()),
         "path": "",
@@ -271,10 +269,6 @@ def resolved(settings: Mapping[str, Any], workspace: Workspace) -> SettingsRecor
         "subsets": shown("subsets", workspace.index.n_subsets),
         "degree": shown("degree", workspace.index.degree),
     }
-
-
-def _mean(scores: np.ndarray, seed: int) -> EstimateRecord:
-    return estimate_record(mean_interval(scores, seed=seed, name="tuning"))
 
 
 def _as_yaml(value: Any) -> str:

@@ -189,7 +189,7 @@ def test_workers_select_as_one_process_does(
     living_workers: Callable[[], list[int]],
     method: str,
 ) -> None:
-    line = f"select {task} --index {workspace}/run.stride --size 8 --by quota --method {method}"
+    line = f"select {task} --index {workspace}/run.stride --size 8 --method {method}"
     _, alone = selected(run, line, tmp_path / "alone")
     _, two = selected(run, f"{line} --workers 2", tmp_path / "two")
     with one_is_killed(living_workers):

@@ -29,12 +29,11 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("by", ["greedy", "sum", "quota"])
-def test_three_files_of_the_same_size(run, workspace: Path, task: Path, tmp_path: Path, by: str) -> None:
-    result = run(f"select {task} --index {workspace}/run.stride --size 6 --by {by} --out {tmp_path}/out")
+def test_three_files_of_the_same_size(run, workspace: Path, task: Path, tmp_path: Path) -> None:
+    result = run(f"select {task} --index {workspace}/run.stride --size 6 --out {tmp_path}/out")
     assert result.code == 0, result.err
     (record,) = result.records
-    assert record["schema"] == "stride.selection/1" and record["size"] == 6 and record["by"] == by
+    assert record["schema"] == "stride.selection/1" and record["size"] == 6
     source = {document["id"]: document for document in lines(workspace / "corpus.jsonl")}
     for name in ("chosen", "random", "bm25"):
         documents = lines(tmp_path / f"out/{name}.jsonl")
@@ -42,14 +41,13 @@ def test_three_files_of_the_same_size(run, workspace: Path, task: Path, tmp_path
         for place, document in enumerate(documents, 1):
             provenance = document.pop("selection")
             assert document["text"] == source[document["id"]]["text"] and provenance["place"] == place
-            assert provenance["by"] == ("random" if name == "random" else by)
     chosen = lines(tmp_path / "out/chosen.jsonl")
-    if by != "sum":  # each query's own first document is among the first two
-        ranking = run(f"baseline stride:stored=true --index {workspace}/run.stride --queries {task} --top 1")
-        first = {hit["document"] for record in ranking.records for hit in record["hits"]}
-        assert first <= {document["id"] for document in chosen[:2]}
+    # each query's own first document is among the first two
+    ranking = run(f"baseline stride:stored=true --index {workspace}/run.stride --queries {task} --top 1")
+    first = {hit["document"] for record in ranking.records for hit in record["hits"]}
+    assert first <= {document["id"] for document in chosen[:2]}
     assert {document["selection"]["query"] for document in chosen} <= {"q0", "q1"}
-    again = run(f"select {task} --index {workspace}/run.stride --size 6 --by {by} --out {tmp_path}/out")
+    again = run(f"select {task} --index {workspace}/run.stride --size 6 --out {tmp_path}/out")
     assert again.code == 2 and "exists already" in again.err
 
 
@@ -57,10 +55,6 @@ def test_bad_input_writes_nothing(run, workspace: Path, task: Path, tmp_path: Pa
     index, out = f"--index {workspace}/run.stride", f"--out {tmp_path}/out"
     large = run(f"select {task} {index} --size 61 {out}")
     assert large.code == 2 and "61" in large.err and "60 documents" in large.err
-    no_task = tmp_path / "plain.jsonl"
-    no_task.write_text('{"id": "a", "prompt": "The Wall", "response": "fell"}\n')
-    quota = run(f"select {no_task} {index} --size 3 --by quota {out}")
-    assert quota.code == 2 and "query 'a' has no 'task'" in quota.err
     shutil.copytree(workspace / "run.stride", tmp_path / "bare.stride")
     shutil.rmtree(tmp_path / "bare.stride/operators")
     bare = run(f"select {task} --index {tmp_path}/bare.stride --size 3 {out}")

@@ -52,15 +52,6 @@ def test_correlations_agree_with_scipy_with_ties(pair: np.ndarray) -> None:
     assert found.kendall[0] == pytest.approx(stats.kendalltau(left, right).statistic * scale)
 
 
-@given(TIED, st.floats(0.01, 100), st.floats(-100, 100))
-def test_lds_ignores_scale_and_offset(pair: np.ndarray, scale: float, offset: float) -> None:
-    left, right = pair.astype(float)
-    plain = metrics.correlate(left[None], right[None])
-    moved = metrics.correlate(scale * left[None], right[None] + np.round(offset))
-    for name in ("spearman", "pearson", "kendall"):
-        assert getattr(moved, name) == pytest.approx(getattr(plain, name), abs=1e-9)
-
-
 def test_the_prediction_is_a_sum_over_members_whatever_the_blocks(monkeypatch) -> None:
     generator = np.random.default_rng(0)
     scores, masks = generator.normal(size=(3, 50)).astype(np.float32), generator.random((7, 50)) < 0.4

@@ -62,19 +62,6 @@ def test_interval_over_queries_is_the_textbook_one() -> None:
     assert np.isnan(mean_interval(np.array([np.nan])).mean)
 
 
-def test_intervals_nest_and_cover() -> None:
-    generator = np.random.default_rng(3)
-    measured = generator.normal(size=(40, 60))
-    predicted = measured + generator.normal(size=measured.shape)
-    resampler = Resampler(measured, draws=500)
-    found = resampler.draw("spearman", predicted, observed(predicted, measured)).estimate()
-    assert found.mean == pytest.approx(observed(predicted, measured).mean())
-    for part in (found.queries, found.subsets, found.joint):
-        assert part.low < found.mean < part.high
-    assert found.joint.se > max(found.queries.se, found.subsets.se) * 0.95
-    assert found.joint.high - found.joint.low < 0.2
-
-
 def test_differences_are_paired() -> None:
     """A method and a slightly disturbed copy of it: the difference is known far better than either."""
     generator = np.random.default_rng(4)
@@ -91,18 +78,3 @@ def test_differences_are_paired() -> None:
     assert found["copy"].joint.low < 0 < found["copy"].joint.high
     assert found["other"].joint.high < 0  # worse than the reference
     assert found["other"].mean == pytest.approx(-2 * draws["stride"].mean)
-
-
-def test_draws_depend_on_the_seed_only() -> None:
-    measured = np.random.default_rng(5).normal(size=(4, 10))
-    first, again, other = (Resampler(measured, draws=20, seed=seed) for seed in (1, 1, 2))
-    assert (first.subset_counts == again.subset_counts).all()
-    assert (first.subset_counts != other.subset_counts).any()
-    assert (first.subset_counts.sum(axis=1) == 10).all() and (first.query_counts.sum(axis=1) == 4).all()
-
-
-def test_queries_and_subsets_are_drawn_independently() -> None:
-    """Also where there are as many of one as of the other."""
-    resampler = Resampler(np.random.default_rng(6).normal(size=(12, 12)), draws=400)
-    pairs = resampler.query_counts.ravel(), resampler.subset_counts.ravel()
-    assert abs(np.corrcoef(*pairs)[0, 1]) < 0.07  # 4,800 pairs: five standard errors

@@ -62,7 +62,7 @@ def test_a_query_gains_most_from_chunks_like_itself(task_and_queries) -> None:
     small, large = measure_tail_patch(patcher, tops, [3, 10], draws=3)
     assert (small.lift > 0).all() and (large.lift > 0).all()
     assert small.attributed.mean() > large.attributed.mean()  # the very best help most
-    assert small.intervals()["lift"].low > 0
+    assert small.to_record("mine", TailPatchOptions(), seed=0)["lift"]["low"] > 0
     drawn = random_chunks(task.n_chunks, 3, 3, seed=task.seed, name="tail-patch random")
     assert small.random == pytest.approx(
         np.mean([patcher.change(rows, range(len(queries))) for rows in drawn], axis=0), abs=1e-9

@@ -89,7 +89,6 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
     [
         ({"responses": 3}, "--responses is 3"),
         ({"trials": 0}, "--trials is 0"),
-        ({"search": "luck"}, "--search is .luck."),
         ({"criterion": "luck"}, "--criterion is .luck."),
         ({"lambdas": (2.0,)}, "--lambda-ratio is 2.0"),
         ({"held_out": 1000}, "--held-out is 1000"),
