@@ -55,13 +55,10 @@ def wants_json(flag: bool) -> bool:
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """One record as one line of strict JSON (a number that is not finite becomes null), safe to show."""
-    return printable_json(json.dumps(_finite(record), ensure_ascii=not _writes_utf8(), allow_nan=False))
-
-
-def _writes_utf8() -> bool:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return str(encoding).lower().replace("-", "").replace("_", "") == "utf8"
+    """Write a record as one line of strict JSON (a number that is not finite becomes null), safe to show."""
+    encoding = str(getattr(sys.stdout, "encoding", None) or "utf-8")
+    in_utf8 = encoding.lower().replace("-", "").replace("_", "") == "utf8"
+    return printable_json(json.dumps(_finite(record), ensure_ascii=not in_utf8, allow_nan=False))
 
 
 def emit(record: Mapping[str, Any]) -> None:

@@ -37,12 +37,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from multiprocessing import connection
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError, UsageError, first_line, out_of_memory, require_extra
-from stride_cli.free_memory import available_bytes
 from stride_cli.output import note
 from stride_cli.permissions import Permissions, permitted, variable, with_variables
 
@@ -209,7 +209,11 @@ def default_workers(
     cores = available_cores()
     if device.partition(":")[0] == "cuda":
         gpus = _gpu_count()
-        return gpus * _on_one_gpu(peak_bytes, most_on_gpu, cores // gpus)
+        if most_on_gpu == 1 or not peak_bytes:
+            return gpus
+        import torch
+
+        return gpus * max(1, min(most_on_gpu, cores // gpus, torch.cuda.mem_get_info()[0] // peak_bytes))
     free = available_bytes()
     if not peak_bytes or free is None or cores * peak_bytes <= free:
         return cores
@@ -501,9 +505,40 @@ def _visible_gpus() -> Sequence[str]:
     return given or [str(number) for number in range(_gpu_count())]
 
 
-def _on_one_gpu(peak_bytes: int, most: int, cores: int) -> int:
-    if most == 1 or not peak_bytes:
-        return 1
-    import torch
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Measure the bytes that this process and its container (control group) can have without swapping.
 
-    return max(1, min(most, cores, torch.cuda.mem_get_info()[0] // peak_bytes))
+    None where the system does not say.
+    """
+    free = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) << 10
+    left = [] if free is None else [free]
+    for folder, limit, used in _memory_groups(root):
+        with contextlib.suppress(OSError, ValueError):
+            allowed = (folder / limit).read_text().strip()  # "max", or a huge number: none
+            if allowed != "max":
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                taken = int((folder / used).read_text()) - int(cached.get("inactive_file", 0))
+                left.append(max(0, int(allowed) - taken))
+    return min(left, default=None)
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Find this process's control groups and those above: folder, file of the limit, file of the use."""
+    second, first = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "none", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *(first if controllers else second)
+            if folder == top:
+                break

@@ -16,7 +16,7 @@ import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.free_memory import available_bytes
+from stride_cli.parallel import available_bytes
 from stride_cli.recovery.problem import LassoSettings, Solution
 
 if TYPE_CHECKING:

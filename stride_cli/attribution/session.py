@@ -101,8 +101,7 @@ class Session:
         """
         from stride_cli.attribution.calibration import readable_calibration, stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
-        from stride_cli.data.workspace import Workspace
-        from stride_cli.opening import open_index
+        from stride_cli.data.workspace import Workspace, open_index
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
         from stride_cli.operators.store import Operators
 

@@ -11,9 +11,9 @@ import typer
 
 from index_format.errors import IndexMismatch
 from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions, QuestionOptions
-from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import ASKED, Flags, Held, Json, PromptFile, Reading, settled, with_flags
 from stride_cli.commands.prompts import BadInput, answered, read_prompts
+from stride_cli.commands.tables import next_step
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
@@ -81,8 +81,7 @@ def ask(
 
     with progress("starting"):
         from stride_cli import api
-        from stride_cli.commands.answer_output import AnswerOutput
-        from stride_cli.commands.query import show_answers
+        from stride_cli.commands.query import AnswerOutput, show_answers
         from stride_cli.commands.train import train_settings
 
     if corpus == "-":

@@ -12,7 +12,6 @@ from index_format.location import Location, local_directory, locate
 from stride_cli import errors, output
 from stride_cli.characters import one_line
 from stride_cli.commands.completion import complete_index
-from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import (
     AdapterPath,
     Flags,
@@ -27,7 +26,7 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.commands.panels import CommandLine, example
-from stride_cli.commands.tables import show_record
+from stride_cli.commands.tables import next_step, show_record
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.options import entries
 from stride_cli.permissions import Permissions, permitted
@@ -228,7 +227,7 @@ def plan(
 def info(index: _Index = None, json: Json = False) -> None:
     """Show what an index holds, and what it was built from."""
     from stride_cli.corpus.summary import describe
-    from stride_cli.opening import open_index
+    from stride_cli.data.workspace import open_index
 
     path = find_index(index)
     show_record(describe(open_index(path), path), json, title=str(path))
@@ -303,7 +302,7 @@ def export(
     Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
     """
     from stride_cli.corpus.summary import EXPORTS
-    from stride_cli.opening import open_index
+    from stride_cli.data.workspace import open_index
 
     opened = open_index(find_index(index))
     records, count = EXPORTS[what]

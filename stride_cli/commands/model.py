@@ -12,10 +12,9 @@ import typer
 from stride_cli import output
 from stride_cli.characters import one_line
 from stride_cli.commands.index import CorpusArgument
-from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import READING, STREAM, Flags, Json, NewModel, Reading, with_flags
 from stride_cli.commands.panels import CommandLine, example
-from stride_cli.commands.tables import show_record
+from stride_cli.commands.tables import next_step, show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import is_examples

@@ -14,7 +14,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from stride_cli.options import MORE
 
-_NO_PANEL = "Options"
 _LONGEST = 60  # characters of a command's description in a list, whole
 _Row = tuple[str, str]
 
@@ -22,18 +21,15 @@ _Row = tuple[str, str]
 ASK, BUILD, CHECK, RESEARCH = "Ask", "Build", "Check", "Research"
 
 
-def _sections(rows: Iterable[tuple[str | None, _Row]], otherwise: str) -> dict[str, list[_Row]]:
-    """Rows by panel: those of none, `MORE`, groups of commands, then others as their first row comes."""
+def _write(formatter: Any, rows: Iterable[tuple[str | None, _Row]], otherwise: str) -> None:
+    """Write rows by panel: those of none, `MORE`, groups of commands, then others in order of appearance."""
     found: dict[str, list[_Row]] = {name: [] for name in (otherwise, MORE, ASK, BUILD, CHECK, RESEARCH)}
     for panel, row in rows:
         found.setdefault(panel or otherwise, []).append(row)
-    return {title: listed for title, listed in found.items() if listed}
-
-
-def _write(formatter: Any, sections: dict[str, list[_Row]]) -> None:
-    for title, listed in sections.items():
-        with formatter.section(title):
-            formatter.write_dl(listed)
+    for title, listed in found.items():
+        if listed:
+            with formatter.section(title):
+                formatter.write_dl(listed)
 
 
 def _write_options(command: Any, context: Any, formatter: Any) -> None:
@@ -44,11 +40,11 @@ def _write_options(command: Any, context: Any, formatter: Any) -> None:
         if row is None:
             continue
         if parameter.param_type_name == "argument":
-            arguments.append(row)
+            arguments.append((None, row))
         else:
             options.append((getattr(parameter, "rich_help_panel", None), row))
-    _write(formatter, {"Arguments": arguments} if arguments else {})
-    _write(formatter, _sections(options, _NO_PANEL))
+    _write(formatter, arguments, "Arguments")
+    _write(formatter, options, "Options")
 
 
 class _Command(TyperCommand):
@@ -70,7 +66,7 @@ class _Group(TyperGroup):
             for name, command in commands
             if not command.hidden
         ]
-        _write(formatter, _sections(listed, "Commands"))
+        _write(formatter, listed, "Commands")
 
 
 class CommandLine(typer.Typer):

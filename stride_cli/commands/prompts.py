@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.options import QueryOptions
     from stride_cli.attribution.session import Session
     from stride_cli.attribution.sharing import SharedSession
-    from stride_cli.schema.input_records import BadInputRecord
+    from stride_cli.schema.answer_records import BadInputRecord
 
 ARGUMENTS = "arguments"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stride_cli import output
 from stride_cli.attribution.options import (
     FormatOptions,
     InputOptions,
@@ -30,8 +34,8 @@ from stride_cli.options import MORE
 
 if TYPE_CHECKING:
     from stride_cli.attribution.sharing import SharedSession
-    from stride_cli.commands.answer_output import AnswerOutput
     from stride_cli.data.workspace import WorkspacePath
+
 
 EXAMPLE = """\b
 Examples:
@@ -76,7 +80,6 @@ def query(
     json: Json = False,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
-    from stride_cli.commands.answer_output import AnswerOutput
 
     texts = [] if text is None else [text]
     example = 'stride query "The French Revolution began in"'
@@ -153,3 +156,44 @@ def _shared(where: WorkspacePath, sharing: SharingOptions) -> SharedSession:
 
     refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
     return SharedSession(where, sharing)
+
+
+class AnswerOutput:
+    """The format of answers on stdout, checked before anything is computed.
+
+    Attributes
+    ----------
+    format : "jsonl", "json", "csv"; "text" on a terminal
+
+    Raises
+    ------
+    UsageError      --json, and a format that is no JSON
+    """
+
+    def __init__(self, wanted: FormatOptions, json: bool) -> None:
+        if json and wanted.format == "csv":
+            raise UsageError("--json writes JSON lines, and the format is csv", fix="drop one of them")
+        self.format = wanted.format or ("jsonl" if output.wants_json(json) else "text")
+
+    @property
+    def as_json(self) -> bool:
+        """Whether what could not be answered can be a record among the answers."""
+        return self.format in ("jsonl", "json")
+
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Yield what takes one record after the other."""
+        if self.format == "csv":
+            from stride_cli.attribution.frames import CsvTable
+
+            yield CsvTable(sys.stdout).add
+        elif self.format == "json":
+            places = count()
+
+            def take(record: Mapping[str, Any]) -> None:
+                sys.stdout.write((",\n" if next(places) else "[\n") + output.to_json(record))
+
+            yield take
+            sys.stdout.write("\n]\n" if next(places) else "[]\n")
+        else:
+            yield output.emit

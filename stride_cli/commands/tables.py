@@ -1,7 +1,8 @@
-"""Records of the evaluation as tables on a terminal."""
+"""Records as tables on a terminal, and the command to run next."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -102,3 +103,15 @@ def _shown(value: Any, is_size: bool) -> str:
     if isinstance(value, int):
         return f"{value:,} ({size(value)})" if is_size and value >= 10_000 else f"{value:,}"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def next_step(*words: str, why: str = "next") -> None:
+    """Say, on stderr, the command to run next, such that it can be pasted: paths and patterns are quoted.
+
+    Parameters
+    ----------
+    words : of the command, each an argument of its own; "…" stands for what only the user knows
+    why : what stands before it
+    """
+    pasted = (f'"{word}"' if word == "…" else shlex.quote(word) for word in words)
+    output.note(f"{why}: {' '.join(pasted)}")

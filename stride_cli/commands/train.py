@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stride_cli.attribution.options import CalibrationOptions
-from stride_cli.commands.next_steps import next_step
 from stride_cli.commands.options import Fitted, Flags, Json, with_flags
+from stride_cli.commands.tables import next_step
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FITS, FLAT, FitRunOptions, TrainOptions, fit_of, train_options
 from stride_cli.options import MORE, entries
@@ -68,7 +68,7 @@ def train(
         )
     if more_checkpoints:
         given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
-    options = _options(given)
+    options = train_settings(given)
     if dry_run:
         _estimate(where, options, json)
         return
@@ -123,18 +123,14 @@ def _estimate(where: WorkspacePath, options: TrainOptions, json: bool) -> None:
     )
 
 
-def train_settings() -> TrainOptions:
-    """How stride.yaml and the environment say that operators are fitted."""
-    return _options({})
-
-
-def _options(given: dict[str, Any]) -> TrainOptions:
-    """What flags say, and settings where they say nothing.
+def train_settings(given: dict[str, Any] | None = None) -> TrainOptions:
+    """Take options from flags, and from settings where flags say nothing.
 
     Where a flag says which fit, settings of the other one are passed over.
     """
     from stride_cli.config import name_of, settings
 
+    given = given or {}
     written = {name_of(found): found for found in settings("train") if found["source"] != "default"}
     values = {name: found["value"] for name, found in written.items() if name in entries(*FLAT)} | given
     if "fit" in given or "recipe" in given:

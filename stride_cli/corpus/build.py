@@ -38,8 +38,7 @@ from stride_cli.corpus.sources import ReadLog, find_sources, pinned
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import is_hub_address
 from stride_cli.parallel import Workers
-from stride_cli.recorded_paths import recorded_path
-from stride_cli.remembered import recall, remember
+from stride_cli.remembered import recall, recorded_path, remember
 from stride_cli.version import __version__
 
 _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further apart

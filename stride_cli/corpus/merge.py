@@ -23,7 +23,7 @@ from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
 from stride_cli.corpus.summary import disk_bytes
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.recorded_paths import recorded_path, recorded_places
+from stride_cli.remembered import recorded_path, recorded_places
 from stride_cli.version import __version__
 
 _COUNTED = (

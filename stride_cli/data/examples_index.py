@@ -27,8 +27,7 @@ from stride_cli.models.classifier.directory import (
 )
 from stride_cli.models.classifier.examples import class_numbers, read_examples
 from stride_cli.permissions import name_code
-from stride_cli.recorded_paths import recorded_path
-from stride_cli.remembered import remember
+from stride_cli.remembered import recorded_path, remember
 from stride_cli.version import __version__
 
 _BLOCK = 1 << 18  # chunks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from index_format.location import Location, RemotePath
+from index_format.location import Given, Location, RemotePath, is_elsewhere, locate
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
@@ -61,7 +61,6 @@ class Workspace:
         """
         from index_format.reader import Index
         from stride_cli.data.batches import ChunkReader
-        from stride_cli.opening import open_index
 
         opened = index if isinstance(index, Index) else open_index(index)
         if model is None or isinstance(model, str):
@@ -167,3 +166,22 @@ def chunk_texts(workspace: Workspace) -> Iterator[str]:
 
     for start in range(0, workspace.n_chunks, TEXT_BLOCK):
         yield from workspace.texts(np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks)))
+
+
+def open_index(given: Given) -> Index:
+    """Open an index; errors are those of `Index.open`."""
+    from index_format.reader import Index
+
+    where = locate(given)
+    if not is_elsewhere(where):
+        return Index.open(where)
+    with progress(f"fetching {where.name}", unit="MB") as ticker:
+        here = 0.0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal here
+            ticker.describe(f"fetching {where.name} ({total / 1e6:,.0f} MB)")
+            ticker.advance(done / 1e6 - here)
+            here = done / 1e6
+
+        return Index.open(where, progress=tell)

@@ -13,8 +13,7 @@ from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.models.language.files import files_fingerprint, refuse_download
 from stride_cli.models.language.fingerprints import settings_fingerprint, state_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.recorded_paths import find_recorded, recorded_places
-from stride_cli.remembered import recall
+from stride_cli.remembered import find_recorded, recall, recorded_places
 
 if TYPE_CHECKING:
     from index_format.reader import Index

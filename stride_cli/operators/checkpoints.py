@@ -23,8 +23,7 @@ from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import note
-from stride_cli.recorded_paths import find_recorded, recorded_path
-from stride_cli.remembered import recall, remember
+from stride_cli.remembered import find_recorded, recall, recorded_path, remember
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -11,7 +11,6 @@ from stride_cli.schema.derivation import name_of, object_schema, records_of
 # by name: a record stands where its data is, in rooms above this one, and in research
 _MODULES = (
     "schema.answer_records",
-    "schema.input_records",
     "config",
     "schema.train_records",
     "schema.index_records",

@@ -1,4 +1,4 @@
-"""The records that `stride query` and `stride report` write."""
+"""The records that `stride query` and `stride report` write, and of input that cannot be used."""
 
 from __future__ import annotations
 
@@ -259,3 +259,12 @@ class HitRow(_AnswerOfHit, HitRecord):
     """One row of ``stride query --format csv`` and `Answer.to_frame`: all keys but "schema" are columns."""
 
     schema: Literal["stride.hit_row/1"]
+
+
+class BadInputRecord(TypedDict):
+    schema: Literal["stride.bad_input/1"]
+    source: Annotated[str, 'the file; "stdin", or "arguments" of the command line']
+    line: Annotated[int | None, "the line, from 1 (of arguments: which of them); null where it has none"]
+    id: NotRequired[Annotated[str, "the prompt's or item's id, where it gave one"]]
+    message: Annotated[str, "what is wrong"]
+    fix: Annotated[str | None, "what to do about it"]

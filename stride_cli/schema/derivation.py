@@ -37,11 +37,6 @@ def object_schema(record: type, told: Mapping[str, str] | None = None) -> dict[s
     }
 
 
-def described(record: type) -> dict[str, str]:
-    """The meanings of the keys."""
-    return {key: found["description"] for key, found in object_schema(record)["properties"].items()}
-
-
 def _value(hint: Any, told: str | None) -> dict[str, Any]:
     if get_origin(hint) is NotRequired:
         return _value(get_args(hint)[0], told)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from stride_cli.attribution.answer import Answer
-    from stride_cli.schema.input_records import BadInputRecord
+    from stride_cli.schema.answer_records import BadInputRecord
     from stride_cli.schema.serve_records import ServedIndexesRecord
 
 _STATIC = {

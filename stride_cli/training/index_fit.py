@@ -22,7 +22,7 @@ from stride_cli.operators.options import (
     resolve_settings,
 )
 from stride_cli.output import note, progress
-from stride_cli.recorded_paths import find_recorded
+from stride_cli.remembered import find_recorded
 from stride_cli.startup import keep_imported, without_collection
 
 if TYPE_CHECKING:
@@ -179,10 +179,9 @@ def _workers(
 
     The workers of this machine share its cores; a task of Ray has one.
     """
-    from stride_cli.free_memory import available_bytes
     from stride_cli.models.loading import Opener
     from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
-    from stride_cli.parallel import available_cores, check_engine
+    from stride_cli.parallel import available_bytes, available_cores, check_engine
 
     check_engine(run.engine)
     if not run.in_ranges:

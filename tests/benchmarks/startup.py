@@ -46,7 +46,7 @@ with without_collection():  # as Session.open does all of this
     import torch
     stage("torch")
     from stride_cli.models.language.tokenizer import load_tokenizer
-    from stride_cli.recorded_paths import find_recorded
+    from stride_cli.remembered import find_recorded
     load_tokenizer(find_recorded(index.attributes["model_path"], index.path))
     stage("tokenizer")
     model = open_model(index)

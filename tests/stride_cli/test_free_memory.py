@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli.free_memory import available_bytes
+from stride_cli.parallel import available_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no /proc/meminfo")

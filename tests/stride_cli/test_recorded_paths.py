@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from index_format.location import RemotePath
-from stride_cli.recorded_paths import find_recorded, recorded_path
+from stride_cli.remembered import find_recorded, recorded_path
 
 
 def test_beside_below_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

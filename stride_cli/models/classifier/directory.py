@@ -31,8 +31,7 @@ from stride_cli.models.classifier.examples import (
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
 from stride_cli.models.kinds import FILE_NAME, kind_of
 from stride_cli.permissions import may_run, require_trust
-from stride_cli.recorded_paths import recorded_places
-from stride_cli.remembered import recall
+from stride_cli.remembered import recall, recorded_places
 
 if TYPE_CHECKING:
     import torch

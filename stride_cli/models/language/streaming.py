@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, require_extra
-from stride_cli.free_memory import available_bytes
 from stride_cli.models.language.files import Source, weight_files
 from stride_cli.models.language.quantised import quantisation
 from stride_cli.models.language.structure import largest_stack
 from stride_cli.output import note
+from stride_cli.parallel import available_bytes
 
 _ROOM = 0.8  # the share of free memory that weights may take: what computes with them needs some too
 _PRECISIONS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

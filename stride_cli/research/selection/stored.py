@@ -17,7 +17,7 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.hub import is_hub_address
 from stride_cli.permissions import may_download
-from stride_cli.recorded_paths import find_recorded
+from stride_cli.remembered import find_recorded
 
 if TYPE_CHECKING:
     from index_format.reader import Index

@@ -13,7 +13,7 @@ from stride_cli.attribution.options import QueryOptions
 from stride_cli.audit.options import AuditOptions, FindingsOptions
 from stride_cli.commands.app import command_line
 from stride_cli.commands.options import Flags
-from stride_cli.commands.train import _options
+from stride_cli.commands.train import train_settings
 from stride_cli.config import GeneralSettings, Placement
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import Fields, ReadOptions
@@ -229,11 +229,11 @@ def test_an_option_of_the_other_kind_is_refused(
 def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> None:
     """`stride tune` writes a damping; --fit sgd on the command line is not stopped by it."""
     (elsewhere / "stride.yaml").write_text("train:\n  damping: 0.3\n  rank: 8\n")
-    assert _options({}) == ClosedOptions(damping=0.3, rank=8)
-    assert _options({"fit": "sgd", "steps": 5}) == SgdOptions(rank=8, steps=5)
-    assert _options({"recipe": "paper", "rank": 4}) == SgdOptions(rank=4, recipe="paper")
+    assert train_settings({}) == ClosedOptions(damping=0.3, rank=8)
+    assert train_settings({"fit": "sgd", "steps": 5}) == SgdOptions(rank=8, steps=5)
+    assert train_settings({"recipe": "paper", "rank": 4}) == SgdOptions(rank=4, recipe="paper")
     (elsewhere / "stride.yaml").write_text("train:\n  damping: 0.3\n  fit: sgd\n")
-    assert _options({"fit": "closed"}) == ClosedOptions(damping=0.3)
+    assert train_settings({"fit": "closed"}) == ClosedOptions(damping=0.3)
     refused = run("train --index gone.stride")
     message = "train.damping (stride.yaml) is an option of --fit closed, and this fit is sgd"
     assert refused.code == 2 and message in refused.err and "or use --fit closed" in refused.err

@@ -229,7 +229,7 @@ def test_bars_leave_stdout_alone_and_one_within_another_is_below_it(
 def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
-    from stride_cli.commands.next_steps import next_step
+    from stride_cli.commands.tables import next_step
 
     next_step("stride", "ask", "a b/*.jsonl", "--model", "it's", "…")
     said = capsys.readouterr().err

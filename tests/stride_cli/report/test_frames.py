@@ -10,7 +10,7 @@ import pytest
 
 from stride_cli.attribution.frames import frame, hit_columns, html_table
 from stride_cli.attribution.options import FormatOptions
-from stride_cli.commands.answer_output import AnswerOutput
+from stride_cli.commands.query import AnswerOutput
 from stride_cli.errors import MissingExtraError
 from stride_cli.schema import records
 from tests.stride_cli.commands.test_rendering import answer

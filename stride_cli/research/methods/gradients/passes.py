@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.free_memory import available_bytes
 from stride_cli.operators.device_memory import free_bytes
 from stride_cli.options import Options, entries, option
 from stride_cli.output import progress
+from stride_cli.parallel import available_bytes
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Capture, Outcome, Visitor
 
