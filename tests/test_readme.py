@@ -319,21 +319,13 @@ def test_a_figure_that_is_not_as_recorded_is_seen() -> None:
     assert figures.disagreements(right) == []
     for wrong, told in (
         (right.replace(".587", ".588"), "shown .588, recorded 0.586557 (mean)"),
-        (right.replace("stored=1", "stored=2"), "0 records are picked where one is meant"),
-        (right.replace("mean se", "mean"), ".587 names no record"),
-        (right.replace("| mean", "| kendall mean"), "2 numbers before it, 3 fields"),
         (right.partition("<!--")[0], ".023 names no record"),
-        ("a <!-- = nothing what=ever | count() -->", "No such file"),
     ):
         assert any(told in line for line in figures.disagreements(wrong)), (
             wrong,
             figures.disagreements(wrong),
         )
     assert figures.disagreements("Set it to 0.1, as `--lambda-ratio .25` and [this](.55.md) say.") == []
-    pairs = (
-        "1,920<!-- = nats what=all chunks=2000 | pairs -->, .99<!-- = nats what=own chunks=2000 | 1/slope -->"
-    )
-    assert figures.disagreements(pairs) == []
     table = "<!-- table: five -->\n| |\n<!-- end -->\n"
     assert ".578 ± .025" in figures.with_tables(table)
 

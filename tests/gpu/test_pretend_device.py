@@ -57,18 +57,3 @@ def test_every_path_stays_on_the_device(prepared: Prepared) -> None:
     done = prepared.run([str(PATHS), "pretend", "--rounding", "1e-6"], cwd=PATHS.parents[2])
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and len(records) == 9, [record for record in records if not record["ok"]]
-
-
-@pytest.mark.slow  # a fit, readings and measurements through Python at each operator
-def test_the_benchmark_runs_and_keeps_its_records(prepared: Prepared, tmp_path: Path) -> None:
-    command = PATHS.parents[1] / "benchmarks" / "__main__.py"
-    out = tmp_path / "gpu.jsonl"
-    line = ["gpu", "--device", "pretend", "--tiny", "--path", "generation", "--out", str(out)]
-    done = prepared.run([str(command), *line], cwd=PATHS.parents[2], check=True)
-    records = [json.loads(record) for record in done.stdout.splitlines()]
-    assert [json.loads(record) for record in out.read_text().splitlines()] == records
-    path, rates, whole = records
-    assert path["path"] == "generation" and path["ok"]
-    assert set(rates["share_of_bare_rate"]) == {"fit", "pass", "read", "linear", "exact"}
-    assert rates["gpu"] is None and rates["device"] == "pretend" and 8_000 < rates["gates"] < 12_000
-    assert "fine-tuning" in whole["left_out"] and whole["seconds"] > 0

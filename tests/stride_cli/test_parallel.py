@@ -134,8 +134,9 @@ with Workers(sleep, 2) as workers:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("at_work", [True, False])
+@pytest.mark.parametrize(
+    ("number", "at_work"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGKILL, True)]
+)
 def test_workers_end_with_the_process_that_has_them(tmp_path: Path, number: int, at_work: bool) -> None:
     """At once and without a word, also while they start."""
     (tmp_path / "sleeps.py").write_text(_SLEEPS)

@@ -249,25 +249,19 @@ def test_a_resumed_append_is_the_uninterrupted_one(
 ) -> None:
     old = write_jsonl(some_records(17), "1.jsonl")
     new = write_jsonl(some_records(14, seed=1), "2.jsonl")
-    results = []
-    for name, killed in (("whole", False), ("killed", True)):
-        path = small_index([old], tokenizer, tmp_path / name).path
-        before = contents(path)
-        append = lambda: append_to_index(  # noqa: E731
-            path,  # noqa: B023
-            [new],
-            tokenizer=tokenizer,
-            tokenizer_fingerprint="t" * 64,
-            commit_seconds=0,
-        )
-        if killed:
-            with monkeypatch.context() as patch:
-                kill_after(patch, commits)
-                with pytest.raises(Killed):
-                    append()
-            assert contents(path) == before  # the old index is as it was
-        results.append(contents(append().path))
-    assert results[0] == results[1]
+    places = [small_index([old], tokenizer, tmp_path / name).path for name in ("whole", "killed")]
+    before = contents(places[1])
+
+    def append(path: Path) -> dict[str, bytes]:
+        options: dict[str, Any] = {"tokenizer_fingerprint": "t" * 64, "commit_seconds": 0}
+        return contents(append_to_index(path, [new], tokenizer=tokenizer, **options).path)
+
+    with monkeypatch.context() as patch:
+        kill_after(patch, commits)
+        with pytest.raises(Killed):
+            append(places[1])
+    assert contents(places[1]) == before  # the old index is as it was
+    assert append(places[1]) == append(places[0])
 
 
 def test_append_refuses_another_tokenizer_and_known_ids(
