@@ -12,6 +12,11 @@ import pytest
 _ABOUT = {"zarr.json", "manifest.json"}
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file below, by its path from there."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
 def assert_same_fit(folder: Path, other: Path) -> None:
     """Two directories of operators hold the same files, arrays and settings.
 

@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.same_fit import contents
+
 
 @pytest.fixture(scope="session")
 def sample() -> ModuleType:
@@ -24,11 +26,6 @@ def index_path(request: pytest.FixtureRequest, tmp_path: Path, sample: ModuleTyp
     sample.build(path, shard_bytes=request.param)
     sample.add_operators(path)
     return path
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Every file below `path`."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.fixture(scope="session")

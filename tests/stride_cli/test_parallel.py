@@ -23,7 +23,7 @@ from stride_cli.errors import CorpusError, StrideError, UsageError
 from stride_cli.parallel import Workers, default_workers, opened_once
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain
-from tests.same_fit import assert_same_fit
+from tests.same_fit import assert_same_fit, contents
 from tests.stride_cli import ray_cluster
 
 
@@ -249,10 +249,6 @@ def test_ray_does_what_processes_do(
         alone = retrain(trainer, ray_cluster.jobs_of(trainer), store=tmp_path / "alone", workers=1)
         assert process.wait() == 0, (tmp_path / "said").read_text()
 
-    def files(index: Path) -> dict[Path, bytes]:
-        found = (path for path in index.rglob("*") if path.is_file())
-        return {path.relative_to(index): path.read_bytes() for path in found}
-
-    assert files(tmp_path / "apart") == files(whole)
+    assert contents(tmp_path / "apart") == contents(whole)
     assert_same_fit(tmp_path / "ray.stride/operators", operators / "operators")
     assert np.array_equal(np.load(tmp_path / "losses.npy"), [outcome.losses for outcome in alone])

@@ -20,6 +20,7 @@ from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.plan import plan_index
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import CorpusError
+from tests.same_fit import contents
 
 TEXT = "Water boils at one hundred degrees and Paris is the capital of France since long ago"
 SMALL: dict[str, Any] = {"block_size": 12, "degree": 3}
@@ -51,7 +52,7 @@ def small_index(
     sources: list[str], tokenizer: Any, out: Path, reading: ReadOptions = ReadOptions(), **options: Any
 ) -> Index:
     """Of short chunks, for a model that is nowhere."""
-    model = IndexedModel(tokenizer, tokenizer_fingerprint="t" * 64, fingerprint="m" * 64)
+    model = IndexedModel(tokenizer, "t" * 64, options.pop("model_print", "m" * 64))
     return build_index(sources, model, out, BuildOptions(**SMALL | options), reading)
 
 
@@ -66,10 +67,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tokenizer(make_tokenizer: Any, chatml: str) -> Any:
     return make_tokenizer(chat_template=chatml)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def expected_arrays(source: str, chunker: DocumentTokenizer) -> dict[str, np.ndarray]:

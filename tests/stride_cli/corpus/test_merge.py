@@ -14,13 +14,12 @@ from index_format.errors import IndexMismatch, StorageFull
 from index_format.reader import Index
 from index_format.verify import verify
 from index_format.writer import IndexWriter
-from stride_cli.corpus.build import IndexedModel, append_to_index, build_index, compare_corpus
+from stride_cli.corpus.build import append_to_index, compare_corpus
 from stride_cli.corpus.merge import merge_indexes
-from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import CorpusError, UsageError
 
-from .test_build import some_records
+from .test_build import small_index, some_records
 
 NUMBERED = ReadOptions(number_ids=True)
 
@@ -28,15 +27,6 @@ NUMBERED = ReadOptions(number_ids=True)
 @pytest.fixture
 def tokenizer(make_tokenizer: Any, chatml: str) -> Any:
     return make_tokenizer(chat_template=chatml)
-
-
-def build(
-    sources: list[str], tokenizer: Any, out: Path, reading: ReadOptions = ReadOptions(), **options: Any
-) -> Index:
-    model = IndexedModel(tokenizer, "t" * 64, options.pop("print", "m" * 64))
-    return build_index(
-        sources, model, out, BuildOptions(**{"block_size": 12, "degree": 3} | options), reading
-    )
 
 
 def arrays(index: Index) -> dict[str, bytes]:
@@ -64,10 +54,10 @@ def same_but_for_what_it_was_made_of(merged: Index, whole: Index) -> None:
 def test_ranges_merged_are_one_build(tmp_path: Path, tokenizer: Any, write_jsonl: Any, reading: Any) -> None:
     """Whatever the number of ranges, in whatever order they are named; masks begin where they begin."""
     source = write_jsonl(some_records(31, conversations=False))
-    whole = build([source], tokenizer, tmp_path / "whole", reading, seed=5)
+    whole = small_index([source], tokenizer, tmp_path / "whole", reading, seed=5)
     assert whole.n_chunks > 60
     parts = [
-        build([source], tokenizer, tmp_path / "parts" / str(n), reading, seed=5, range=f"{n}/3").path
+        small_index([source], tokenizer, tmp_path / "parts" / str(n), reading, seed=5, range=f"{n}/3").path
         for n in (3, 1, 2)
     ]
     merged = merge_indexes(parts, tmp_path / "merged")
@@ -87,9 +77,10 @@ def test_conversations_and_masks(tmp_path: Path, tokenizer: Any, write_jsonl: An
     conversation was read, and the corpus is known by it."""
     records = some_records(30)
     first, second = write_jsonl(records[:20], "a.jsonl"), write_jsonl(records[20:], "b.jsonl")
-    whole = build([first, second], tokenizer, tmp_path / "whole", n_subsets=9)
+    whole = small_index([first, second], tokenizer, tmp_path / "whole", n_subsets=9)
     parts = [
-        build([source], tokenizer, tmp_path / Path(source).stem, n_subsets=9) for source in (first, second)
+        small_index([source], tokenizer, tmp_path / Path(source).stem, n_subsets=9)
+        for source in (first, second)
     ]
     assert whole.has("corpus/loss_mask") and not parts[0].has("corpus/loss_mask")
     merged = merge_indexes([part.path for part in parts], tmp_path / "merged")
@@ -111,8 +102,8 @@ def test_an_interrupted_merge_goes_on(
     tmp_path: Path, tokenizer: Any, write_jsonl: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_jsonl(some_records(20, conversations=False))
-    whole = build([source], tokenizer, tmp_path / "whole")
-    parts = [build([source], tokenizer, tmp_path / f"p{n}", range=f"{n}/2").path for n in (1, 2)]
+    whole = small_index([source], tokenizer, tmp_path / "whole")
+    parts = [small_index([source], tokenizer, tmp_path / f"p{n}", range=f"{n}/2").path for n in (1, 2)]
     append, calls = IndexWriter.append, 0
 
     def failing(self: Any, name: str, values: np.ndarray) -> None:
@@ -134,23 +125,23 @@ def test_an_interrupted_merge_goes_on(
 def test_what_differs_is_named(tmp_path: Path, tokenizer: Any, write_jsonl: Any) -> None:
     source = write_jsonl(some_records(6, conversations=False))
     other = write_jsonl(some_records(6, conversations=False, seed=1), "other.jsonl")
-    first = build([source], tokenizer, tmp_path / "first", n_subsets=8)
+    first = small_index([source], tokenizer, tmp_path / "first", n_subsets=8)
     for number, (options, expected, fix) in enumerate(
         [
-            ({"print": "n" * 64}, "fingerprint of the model is " + "n" * 64, "one model"),
+            ({"model_print": "n" * 64}, "fingerprint of the model is " + "n" * 64, "one model"),
             ({"n_subsets": 7}, "number of subsets K is 7, expected 8", "--subsets 8"),
             ({"block_size": 10}, "chunk length is 10, expected 12", "--block-size 12"),
             ({"store_text": False}, "keeping of texts is no, expected yes", "--no-text"),
         ]
     ):
-        part = build([other], tokenizer, tmp_path / f"p{number}", **{"n_subsets": 8} | options)
+        part = small_index([other], tokenizer, tmp_path / f"p{number}", **{"n_subsets": 8} | options)
         with pytest.raises(IndexMismatch) as caught:
             merge_indexes([first.path, part.path], tmp_path / "merged")
         said = caught.value.message
         assert said.startswith(f"{part.path} cannot be merged with {first.path}: its {expected}"), said
         assert fix in str(caught.value.fix)
     twice = write_jsonl([{"id": "x", "text": "Paris"}, {"id": "d0-4", "text": "Paris is"}], "twice.jsonl")
-    part = build([twice], tokenizer, tmp_path / "twice", n_subsets=2, degree=1)
+    part = small_index([twice], tokenizer, tmp_path / "twice", n_subsets=2, degree=1)
     with pytest.raises(UsageError, match="two indexes or more"):
         merge_indexes([first.path], tmp_path / "merged")
     shutil.copytree(part.path, tmp_path / "same")
@@ -162,7 +153,7 @@ def test_what_differs_is_named(tmp_path: Path, tokenizer: Any, write_jsonl: Any)
 
 def test_no_room(tmp_path: Path, tokenizer: Any, write_jsonl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_jsonl(some_records(6, conversations=False))
-    parts = [build([source], tokenizer, tmp_path / f"p{n}", range=f"{n}/2").path for n in (1, 2)]
+    parts = [small_index([source], tokenizer, tmp_path / f"p{n}", range=f"{n}/2").path for n in (1, 2)]
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(100))
     with pytest.raises(StorageFull, match=r"merging into .*merged needs about [\d,]+ bytes, and .* has 100"):

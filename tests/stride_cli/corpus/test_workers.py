@@ -16,8 +16,9 @@ import pytest
 from stride_cli.corpus.build import IndexedModel, build_index
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import CorpusError
+from tests.same_fit import contents
 
-from .test_build import contents, some_records
+from .test_build import some_records
 
 
 @pytest.fixture

@@ -35,14 +35,9 @@ from stride_cli.training.pretraining import (
 )
 from stride_cli.training.runs import cut, read_corpus
 from tests.prepared import Prepared
+from tests.same_fit import contents
 
 TINY = TrainOptions(layers=2, width=32, heads=2, vocab=300, context=64, epochs=4, dtype="fp32", device="cpu")
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below, by its path from there."""
-    files = (file for file in directory.rglob("*") if file.is_file())
-    return {str(file.relative_to(directory)): file.read_bytes() for file in files}
 
 
 def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, str]]) -> None:
