@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from index_format.confined import look_inside, open_inside
+from index_format.confined import open_inside
 from index_format.design import offsets_of, row_sizes
 from index_format.errors import IndexDamaged, IndexFormatError, IndexNotFound
 from index_format.layout import STAGE_GROUPS
@@ -62,13 +62,13 @@ def verify(path: Given, *, progress: Progress | None = None) -> list[Problem]:
         root = local_copy(locate(path), progress)
     except IndexDamaged as error:
         return [Problem(MANIFEST, "content", error.message)]
-    if not _exists(root, MANIFEST) and not _exists(root, ZARR_JSON):
+    there = _names(root)
+    if MANIFEST not in there and ZARR_JSON not in there:
         Index.open(path)  # says what is there instead
         raise IndexNotFound(f"{root} is no index", fix="stride index build makes one")
     # 1. every byte, against the manifests
     problems: list[Problem] = []
     todo: Files = {}
-    there = _names(root)
     begun = {name.partition("/")[0] for name in there if "/" in name}
     for prefix in ["", *(f"{group}/" for group in STAGE_GROUPS if group in begun)]:
         name = prefix + MANIFEST
@@ -107,17 +107,6 @@ def verify(path: Given, *, progress: Progress | None = None) -> list[Problem]:
 
 
 # ---- bytes ----
-
-
-def _exists(root: Path, name: str) -> bool:
-    """Check for anything of this name, be it a link: that is a problem of its own."""
-    try:
-        look_inside(root, name)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except IndexDamaged:
-        pass
-    return True
 
 
 def _names(root: Path) -> list[str]:

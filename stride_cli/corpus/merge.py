@@ -60,18 +60,21 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
         # 1. what could go wrong is found before anything is written
         if not numbered:
             _check_ids(parts, place.parent)
-        _check_space(place, parts, n_chunks, d)
+        masked = any(part.index.has("corpus/loss_mask") for part in parts)
+        unmasked = sum(part.index.n_tokens for part in parts if not part.index.has("corpus/loss_mask"))
+        n_bytes = sum(part.n_bytes for part in parts) + (unmasked if masked else 0) + 2 * n_chunks * d
+        there = disk_bytes(partial_path(place) / "data") or 0
+        require_space(place.parent, max(0, n_bytes - there), what=f"merging into {place}")
         # 2. the arrays of the corpus, part by part; with texts, the digest that one build would have
         state = writer.state or {"parts": 0, "digest": first.corpus}
-        masked = any(part.index.has("corpus/loss_mask") for part in parts)
         left = parts[state["parts"] :]
         with output.progress("merging", sum(part.n_bytes for part in left) / 1e6, unit="MB") as ticker:
             for part in left:
                 if exact and part is not first:
                     begun = writer.length("corpus/document_offsets") - 1 if numbered else None
                     state["digest"] = chained(state["digest"], _documents(part, begun))
-                for n_bytes in _copy(writer, part.index, masked=masked, numbered=numbered):
-                    ticker.advance(n_bytes / 1e6)
+                for copied in _copy(writer, part.index, masked=masked, numbered=numbered):
+                    ticker.advance(copied / 1e6)
                 state["parts"] += 1
                 writer.commit(state)
         corpus = state["digest"] if exact else merged_digest([part.corpus for part in parts])
@@ -261,15 +264,6 @@ def _check_ids(parts: Sequence[_Part], scratch: Path) -> None:
                         fix="give each document its own id, or build the parts with --number-ids",
                     )
             ticker.advance(part.index.n_documents)
-
-
-def _check_space(path: Path, parts: Sequence[_Part], n_chunks: int, degree: int) -> None:
-    copied = sum(part.n_bytes for part in parts)
-    if any(part.index.has("corpus/loss_mask") for part in parts):
-        copied += sum(part.index.n_tokens for part in parts if not part.index.has("corpus/loss_mask"))
-    design = 2 * n_chunks * degree
-    there = disk_bytes(partial_path(path) / "data") or 0
-    require_space(path.parent, max(0, copied + design - there), what=f"merging into {path}")
 
 
 def _documents(part: _Part, first: int | None) -> Iterator[Document]:
