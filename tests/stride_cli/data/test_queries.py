@@ -88,12 +88,6 @@ def test_what_cannot_be_asked_is_refused_with_a_remedy(
     assert caught.value.fix
 
 
-def test_a_model_that_has_nothing_to_say(model) -> None:
-    model.generate_each = lambda prompts, count: [[]]
-    with pytest.raises(QueryError, match="no continuation"):
-        build_query(model, "abc")
-
-
 def workspace_of(model, counts: dict | None, *, table=None):
     return SimpleNamespace(
         model=SimpleNamespace(tokenizer=model.tokenizer, table=table),

@@ -179,27 +179,22 @@ def test_refused_queries() -> None:
             action()
 
 
-def test_refused_networks() -> None:
-    standardisation = Standardisation(np.zeros(()), np.ones(()))
+class Skips(MLP):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) + inputs.sum()
 
-    class Skips(MLP):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return super().forward(inputs) + inputs.sum()
 
-    for network, message in (
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
         (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), r"does not take inputs of shape \(5,\)"),
-        (
-            nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)),
-            r"gives \(2, 2\) .expected logits of shape \(2, 3\)",
-        ),
+        (nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), r"expected logits of shape \(2, 3\)"),
         (Skips(5, [4], 3), "does not give its own output"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            ClassifierModel(network, classes=CLASSES, shape=(5,), standardisation=standardisation)
-    network = build_network(choose_network("mlp", width=4), (5,), 3, seed=0)
-    with torch.no_grad():
-        network.head.weight.fill_(torch.nan)
-    with pytest.raises(ModelError, match="not finite"):
+    ],
+)
+def test_refused_networks(network: nn.Module, message: str) -> None:
+    standardisation = Standardisation(np.zeros(()), np.ones(()))
+    with pytest.raises(ModelError, match=message):
         ClassifierModel(network, classes=CLASSES, shape=(5,), standardisation=standardisation)
 
 

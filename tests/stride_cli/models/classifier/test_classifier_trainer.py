@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -63,18 +62,6 @@ def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Workspa
     ids = torch.from_numpy(np.stack(queries.ids))
     own = torch.nn.functional.cross_entropy(model.predict(ids).double(), ids[:, 1], reduction="none")
     np.testing.assert_allclose(outcome.losses, own.numpy(), rtol=5e-3, atol=1e-5)
-
-
-def test_a_trainer_travels_and_repeats_itself(task: Workspace) -> None:
-    model: Any = task.model
-    trainer = open_classifier_trainer(task, queries_of_rows(model, [500, 501]))
-    wanted = jobs(500, 3)
-    first = trainer.run(wanted)
-    again = pickle.loads(pickle.dumps(trainer)).run(wanted)
-    alone = trainer.run(wanted[1:2])
-    for a, b in zip(first, again, strict=True):
-        np.testing.assert_array_equal(a.losses, b.losses)
-    np.testing.assert_allclose(alone[0].losses, first[1].losses, rtol=1e-3, atol=1e-6)
 
 
 def test_the_digest_knows_recipe_queries_and_rows(task: Workspace) -> None:

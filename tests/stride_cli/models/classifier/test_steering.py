@@ -137,12 +137,6 @@ def test_linear_and_exact_responses_agree(curvature: str) -> None:
     np.testing.assert_allclose(linear, exact, rtol=0.05, atol=0.02 * np.abs(linear).max())
 
 
-def test_default_spaces() -> None:
-    assert make("mlp", (5,)).default_space("closed") == "head-matrix+linear-matrix"
-    assert make("logistic", (5,)).default_space("closed") == "head-matrix"
-    assert make("resnet9", (8, 8)).default_space("closed") == "logit"
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("steering")
