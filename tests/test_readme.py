@@ -314,6 +314,16 @@ def test_figures_and_tables_are_those_of_the_records(page: Path) -> None:
     assert figures.disagreements(text) == []
 
 
+def test_records_that_the_log_names_are_kept() -> None:
+    log = (ROOT / "docs/log.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"([\w/]+)\.jsonl", log)) | set(re.findall(r"record:? `([\w/]+)", log))
+    names = {name.removeprefix("tests/benchmarks/results/") for name in named}
+    assert len(names) > 15
+    results = ROOT / "tests/benchmarks/results"
+    found = {name for name in names if any(results.rglob(f"{name.rpartition('/')[2]}.jsonl"))}
+    assert names == found
+
+
 def test_a_figure_that_is_not_as_recorded_is_seen() -> None:
     right = "stride .587 ± .023<!-- = suites/wikitext method=stride:stored=1 | mean se -->"
     assert figures.disagreements(right) == []

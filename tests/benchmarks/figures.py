@@ -51,8 +51,8 @@ class Disagreement(ValueError):
 
 
 def pages() -> list[Path]:
-    """README and the pages of docs/ that are written by hand."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README and the pages of docs/ that are written by hand; the log names its records in its sentences."""
+    return [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "log.md"})]
 
 
 @cache
