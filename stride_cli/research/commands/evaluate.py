@@ -207,7 +207,7 @@ def compare(
 
 
 def _title(ground: Ground) -> str:
-    ceiling = f", noise ceiling {ground.ceiling.value:.3f}" if ground.ceiling else ""
+    ceiling = "" if ground.ceiling is None else f", noise ceiling {ground.ceiling:.3f}"
     return (
         f"{ground.n_subsets} subsets of α = {ground.alpha:g} × {ground.seeds}, "
         f"{ground.n_queries} queries, by {ground.response}{ceiling}"

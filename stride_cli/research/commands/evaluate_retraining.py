@@ -180,7 +180,7 @@ def loo(
         results.add(record, spec, *map(with_error, parts))
     ceiling = found.ceiling(seed=task.seed)
     title = f"{len(sample)} chunks left out one by one, {leaving.seeds} seeds, {len(chosen)} queries"
-    title += f", noise ceiling {ceiling.value:.3f}" if ceiling else ""
+    title += f", noise ceiling {ceiling:.3f}" if ceiling is not None else ""
     results.show(title, ["method", "Spearman", "Pearson", "Kendall"])
 
 

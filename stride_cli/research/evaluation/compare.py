@@ -46,7 +46,7 @@ class Ground:
     response : "loss" or "margin"
     alpha : float                    share of the chunks in a subset
     n_seeds : int
-    ceiling : metrics.Ceiling, optional
+    ceiling : float, optional         the highest LDS that the noise between seeds allows
     own_seed : bool                  the seed is the model's own
     """
 
@@ -54,7 +54,7 @@ class Ground:
     response: str
     alpha: float
     n_seeds: int
-    ceiling: metrics.Ceiling | None
+    ceiling: float | None
     own_seed: bool = False
 
     @property
@@ -289,7 +289,7 @@ def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
         "over_queries": _spread(spearman.queries if spearman else None),
         "over_subsets": _spread(spearman.subsets if spearman else None),
         "constant_queries": int(correlations.constant.sum()) if correlations is not None else None,
-        "ceiling": ground.ceiling.value if ground.ceiling else None,
+        "ceiling": ground.ceiling,
         "seconds": {
             "fit": run.fit_seconds if run else None,
             "query": run.score_seconds / ground.n_queries if run else None,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.errors import NumericalError
 from stride_cli.research.evaluation.metrics import active_set, gini, top_coverage, zero_share
 
 if TYPE_CHECKING:
@@ -69,14 +68,7 @@ class DistributionCounter:
         self._n_chunks = 0
 
     def add(self, block: np.ndarray) -> None:
-        """Count a block of scores, (q, n).
-
-        Raises
-        ------
-        NumericalError      a score is not finite
-        """
-        if not np.isfinite(block).all():
-            raise NumericalError("a score is not finite", fix="run the method with --dtype fp32")
+        """Count a block of finite scores, (q, n)."""
         if not self._n_chunks:
             self._n_chunks = block.shape[1]
             grid = np.geomspace(1, self._n_chunks, CURVE_POINTS)

@@ -37,7 +37,7 @@ class LeaveOneOut:
     chunks: np.ndarray
     effects: np.ndarray
 
-    def ceiling(self, *, seed: int = 0) -> metrics.Ceiling | None:
+    def ceiling(self, *, seed: int = 0) -> float | None:
         """Estimate the best agreement that the noise between seeds allows; None with one seed."""
         return metrics.noise_ceiling(self.effects, seed=seed)
 
@@ -64,7 +64,6 @@ class LeaveOneOut:
     def to_record(self, method: str, scores: np.ndarray, *, seed: int) -> LooRecord:
         """Make ``stride.loo/1`` of a method's scores of the sampled chunks, (Q, m)."""
         correlations, estimates = self.agreement(scores, seed=seed)
-        ceiling = self.ceiling(seed=seed)
         return {
             "schema": "stride.loo/1",
             "method": method,
@@ -75,7 +74,7 @@ class LeaveOneOut:
             "seeds": self.effects.shape[1],
             "queries": len(scores),
             "constant_queries": int(correlations.constant.sum()),
-            "ceiling": ceiling.value if ceiling else None,
+            "ceiling": self.ceiling(seed=seed),
         }
 
 

@@ -40,22 +40,6 @@ class Correlations:
         return len(self.spearman)
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The best possible LDS, from repeated trainings of the same subsets.
-
-    Attributes
-    ----------
-    value : float            √reliability: the LDS of a method that predicts the noise-free response exactly
-    reliability : float      correlation of the mean of S seeds with the mean of S other ones
-    seeds : int              S
-    """
-
-    value: float
-    reliability: float
-    seeds: int
-
-
 def measured_response(losses: np.ndarray, margins: np.ndarray | None = None) -> np.ndarray:
     """Average the responses of retrained models over seeds, in the sign of scores.
 
@@ -93,15 +77,9 @@ def predicted_response(scores: np.ndarray, masks: np.ndarray) -> np.ndarray:
     Returns
     -------
     (q, R) float64
-
-    Raises
-    ------
-    NumericalError      a score is not finite
     """
     if scores.shape[1] != masks.shape[1]:
         raise ValueError(f"scores are of {scores.shape[1]} chunks, masks of {masks.shape[1]}")
-    if not np.isfinite(scores).all():
-        raise NumericalError("a score is not finite", fix="run the method with --dtype fp32")
     total = np.zeros((len(scores), len(masks)))
     for start in range(0, masks.shape[1], _COLUMNS):
         block = slice(start, start + _COLUMNS)
@@ -194,12 +172,13 @@ def partial_spearman(predicted: np.ndarray, measured: np.ndarray, given: np.ndar
     return np.where(scale > 1e-6, (r_pm - r_pg * r_mg) / np.where(scale > 1e-6, scale, 1), 0.0)
 
 
-def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
+def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> float | None:
     """Estimate the best LDS that the truth's noise allows, from split halves of its seeds.
 
     Two halves of the S seeds are correlated over the subsets (Spearman, mean over queries, mean over random
     splits), stepped up to S seeds by Spearman–Brown, ``k r / (1 + (k − 1) r)`` with k = S / ⌊S/2⌋, and the
-    root is taken: that reliability is the squared correlation with the noise-free response.
+    root is taken: that reliability is the squared correlation with the noise-free response. A method that
+    predicts the noise-free response exactly has this LDS.
 
     Parameters
     ----------
@@ -208,7 +187,7 @@ def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
 
     Returns
     -------
-    Ceiling, or None: with one seed the noise cannot be told from the response
+    float, or None: with one seed the noise cannot be told from the response
     """
     n_seeds = values.shape[1]
     if n_seeds < 2:
@@ -225,7 +204,7 @@ def noise_ceiling(values: np.ndarray, *, seed: int = 0) -> Ceiling | None:
     split = max(0.0, float(np.mean(found)))
     step = n_seeds / half
     reliability = min(1.0, step * split / (1 + (step - 1) * split))
-    return Ceiling(float(np.sqrt(reliability)), reliability, n_seeds)
+    return float(np.sqrt(reliability))
 
 
 def zero_share(scores: np.ndarray) -> np.ndarray:

@@ -33,8 +33,8 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
     good = [entry for entry in entries if entry.estimates]
     colours = {entry.method: f"var(--c{number % COLOURS})" for number, entry in enumerate(good)}
     ceiling = (
-        f"The noise between {ground.n_seeds} seeds leaves an LDS of at most {ground.ceiling.value:.3f}."
-        if ground.ceiling
+        f"The noise between {ground.n_seeds} seeds leaves an LDS of at most {ground.ceiling:.3f}."
+        if ground.ceiling is not None
         else "Trained from one seed a subset: how high an LDS the noise allows is not known."
     )
     warnings = [html_text(warning[0].upper() + warning[1:]) for warning in ground.warnings]
@@ -98,7 +98,7 @@ def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str])
         [(method, joint.mean, joint.low, joint.high) for method, joint in found],
         colours,
         "LDS of each method with its 95 % interval",
-        ceiling=None if ground.ceiling is None else (ground.ceiling.value, "noise ceiling"),
+        ceiling=None if ground.ceiling is None else (ground.ceiling, "noise ceiling"),
     )
 
 
