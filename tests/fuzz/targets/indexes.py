@@ -27,6 +27,7 @@ from index_format.verify import verify
 from index_format.writer import GroupWriter
 from stride_cli.api import Answer, Session
 from tests.fuzz import allowed, trying
+from tests.same_fit import contents
 
 SECRET = b"a line that nobody may lose\n"
 STAGES = ("operators", "calibration")
@@ -223,13 +224,8 @@ def journals(r: random.Random) -> None:
         path = whole.copy(Path(scratch))
         partial = path / "operators.partial"
         partial.mkdir()
-        header = {
-            "kind": "header",
-            "format_version": FORMAT_VERSION,
-            "build_key": "k",
-            "extends": None,
-            "shard_bytes": 4096,
-        }
+        header = {"kind": "header", "format_version": FORMAT_VERSION, "build_key": "k"}
+        header |= {"extends": None, "shard_bytes": 4096}
         arrays = {"operators/gates": ["float32", [4], 12], "operators/seen": ["uint8", [], 3]}
         commit = {"kind": "commit", "arrays": arrays, "sealed": {}, "open": {}, "state": {"done": 1}}
         publish = {"kind": "publish", "digest": "0" * 64}
@@ -255,10 +251,9 @@ def journals(r: random.Random) -> None:
         ):
             if r.random() < 0.5:
                 w.publish({})
-        found = {
-            str(file.relative_to(victim)): file.read_bytes() for file in victim.rglob("*") if file.is_file()
-        }
-        assert found == dict.fromkeys(("thesis.txt", "c/0", "lock", "journal.jsonl"), SECRET), "a victim"
+        assert contents(victim) == dict.fromkeys(("thesis.txt", "c/0", "lock", "journal.jsonl"), SECRET), (
+            "a victim"
+        )
 
 
 PREPARE = sample

@@ -176,19 +176,15 @@ def tables() -> tuple[bytes, ...]:
         {"id": ids, "messages": pa.array([talk] * 40, pa.large_list(message))},
         {"id": ids, "text": pa.array(text, pa.large_string()), "other": [[1, 2]] * 40},
         {"id": ids, "text": pa.array(text).dictionary_encode()},
-        {"id": ids, "text": [*text[:-2], None, ""]},
-        {"id": ids, "text": [number / 2 for number in range(40)]},
         {"id": [decimal.Decimal(number) for number in range(40)], "text": [moment] * 40},
         {"id": [b"12345678"] * 40, "text": pa.array([b"12345678"] * 40, pa.binary(8))},
         {"id": ids, "text": [{"a": "b"}] * 40, "messages": [["a"]] * 40},
-        {"id": ids, "messages": [[{"role": "user"}]] * 40},
         {"id": ids, "text": pa.nulls(40), "prompt": [True] * 40, "response": text},
     ]
     options: list[dict[str, Any]] = [
         {"compression": "snappy"},
         {"compression": "zstd", "row_group_size": 10},
         {"compression": "none", "use_dictionary": False, "data_page_size": 100, "write_batch_size": 8},
-        {"compression": "gzip", "data_page_version": "2.0"},
         {"compression": "none", "store_schema": False, "write_statistics": False},
     ]
     made = []
