@@ -5,20 +5,12 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.research.methods.registry import METHODS, method_options, open_method
 from stride_cli.research.methods.truncation import Truncated
-
-EXTRAS = {
-    "baselines": "bm25s",
-    "embeddings": "sentence-transformers",
-    "dsir": "data-selection",
-}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -45,14 +37,6 @@ def test_importing_the_registry_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_extras_are_declared() -> None:
-    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = project["project"]["optional-dependencies"]
-    for extra, package in EXTRAS.items():
-        assert any(line.startswith(package) for line in declared[extra])
-        assert any(line.startswith(package) for line in declared["dev"])
 
 
 def test_options_take_the_kind_of_their_annotation() -> None:

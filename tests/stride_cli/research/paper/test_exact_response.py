@@ -80,11 +80,6 @@ def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks,
         assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
 
 
-def test_zero_gates_change_nothing(model, chunks) -> None:
-    steered = randomly_steered(model, scale=0.0)
-    assert np.abs(measure_exact(steered, chunks.batch(np.arange(2)))).max() < 1e-6
-
-
 def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
     steered = randomly_steered(model, ("residual-matrix", "logit"), fit="closed")
     batch = chunks.batch(np.arange(5))

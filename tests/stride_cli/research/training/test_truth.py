@@ -66,11 +66,6 @@ def test_masks_differ():
     assert abs(share - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 400)
 
 
-def test_seeds_extend():
-    np.testing.assert_array_equal(subset_seeds(3, 2), subset_seeds(3, 5)[:2])
-    assert len(set(subset_seeds(3, 50).tolist())) == 50
-
-
 def test_what_is_stored_comes_back(open_task):
     task, queries = open_task()
     with pytest.raises(StageMissing, match="no truth yet") as caught:
