@@ -111,8 +111,3 @@ def test_mistakes_in_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
         resolve("query", {})
     assert caught.value.fix == "did you mean STRIDE_QUERY_TOP?"
     resolve("train", {})  # of which it is not
-
-
-def test_a_section_may_be_empty(elsewhere: Path) -> None:
-    (elsewhere / "stride.yaml").write_text("query:\n  # top: 3\ntrain: {damping: 0.5}\n")
-    assert resolve("train", {}).damping == 0.5

@@ -103,8 +103,8 @@ def test_installed_run_and_removed_nothing_is_left(tmp_path: Path, source: Path)
     there.install(str(source))
     there.check(there.folder, *ROOMS)
     # a newer version over it
-    init = source / "stride_cli" / "__init__.py"
-    init.write_text(init.read_text().replace('__version__ = "', '__version__ = "9.'))
+    version = source / "stride_cli" / "version.py"
+    version.write_text(version.read_text().replace('__version__ = "', '__version__ = "9.'))
     there.install(str(source))
     there.check(there.folder)
     assert there.run(str(there.folder / "bin/stride"), "--version").startswith("stride 9.")

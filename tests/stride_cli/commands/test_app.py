@@ -40,17 +40,6 @@ def test_help_needs_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_command_imports_no_other() -> None:
-    code = (
-        "import sys\n"
-        "from stride_cli.commands.app import _command\n"
-        "_command('verify-hit')\n"
-        "print([f'stride_cli.commands.{name}' in sys.modules for name in ('verify_hit', 'audit')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[True, False]"
-
-
 def test_a_query_of_an_own_checkpoint_imports_what_it_needs(workspace: Path, run_apart: Any) -> None:
     line = ["query", "Rome", "--index", f"{workspace}/run.stride", "--json", "--read", "1"]
     record, imported = run_apart(*line)
@@ -128,16 +117,6 @@ def test_usage_errors_exit_with_2(run, line: str) -> None:
     assert result.code == 2 and result.out == ""
 
 
-def test_without_an_index_here_the_error_says_how_to_get_one(run, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = run('query "x"')
-    assert result.code == 2 and "stride index build" in result.err
-    (tmp_path / "a.stride").mkdir()
-    (tmp_path / "b.stride").mkdir()
-    result = run('query "x"')
-    assert result.code == 2 and "a.stride, b.stride" in result.err
-
-
 def test_a_reader_that_leaves_ends_the_program_quietly() -> None:
     done = subprocess.run(
         ["bash", "-c", f'set -o pipefail; "{sys.executable}" -m stride_cli schema | head -1 > {os.devnull}'],
@@ -146,19 +125,6 @@ def test_a_reader_that_leaves_ends_the_program_quietly() -> None:
         check=False,
     )
     assert done.returncode == 0 and done.stderr == ""
-
-
-def test_config_show_names_sources(run, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STRIDE_QUERY_TOP", "7")
-    records = {record["key"]: record for record in run("config show").records}
-    assert records["query.top"] == {
-        "schema": "stride.setting/1",
-        "key": "query.top",
-        "value": 7,
-        "source": "STRIDE_QUERY_TOP",
-    }
-    assert records["query.bottom"]["source"] == "default"
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

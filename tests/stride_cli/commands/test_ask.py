@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli.output import duration
-
 PROMPT = "Ada number 0 lives in"
 
 
@@ -129,20 +127,6 @@ def test_on_a_terminal_an_answer_ends_with_how_to_test_it(
     assert (f"test it by retraining: {test}\n" in asked.err) is not guessing
     named = run(f"ask {corpus} 'The French Revolution began in' --index {index} --response ' 1789'")
     assert named.code == 0 and "test it" not in named.err
-
-
-def test_a_rough_time_in_words() -> None:
-    said = [duration(seconds) for seconds in (0.2, 1.4, 44, 89, 100, 5000, 90_000, 1e6)]
-    assert said == [
-        "about 1 second",
-        "about 1 second",
-        "about 40 seconds",
-        "about 90 seconds",
-        "about 2 minutes",
-        "about 80 minutes",
-        "about 20 hours",
-        "about 10 days",
-    ]
 
 
 @pytest.mark.slow  # a process of its own, which imports torch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,24 +49,6 @@ def test_train_ends_with_one_record(tmp_path: Path, corpus: str) -> None:
     assert result.exit_code == 0
     (line,) = result.stdout.splitlines()
     record = json.loads(line)
-    assert set(record) == {
-        *(
-            "schema",
-            "path",
-            "parameters",
-            "loss",
-            "steps",
-            "epochs",
-            "tokens",
-            "documents",
-            "chunks",
-            "seconds",
-            "entropy",
-            "pairs_alone",
-            "speaks",
-            "continuations",
-        ),
-    }
     assert record["path"] == str(out) and record["documents"] == 9 and record["steps"] == 2
     assert record["loss"] > 0 and record["seconds"] > 0
     # two steps teach nothing, which is said
@@ -114,29 +94,3 @@ def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
     assert run("train", corpus, "--out", out, "--optimizer", "stairs").exit_code == 2
     assert run("finetune", corpus, "--out", out).exit_code == 2  # no --model
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("command", ["train", "finetune", "info"])
-def test_help_ends_with_an_example(command: str) -> None:
-    text = run(command, "--help").stdout
-    assert f"  stride model {command} " in text.split("Example:")[1]
-
-
-def test_looking_at_the_commands_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, stride_cli.commands.model\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'numba', 'zarr', 'scipy', 'pyarrow'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
-def test_errors_leave_as_one_line_with_a_remedy(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stride_cli", "model", "info", "./gone"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert found.returncode == 2 and found.stdout == ""
-    assert (
-        found.stderr
-        == "error: there is no model at './gone'\n  fix: check the path (stride model info PATH)\n"
-    )

@@ -112,13 +112,6 @@ def test_what_cannot_be_shared_is_refused(run: Callable[..., Any], workspace: Pa
         assert result.code == 2 and said in result.err, result.err
 
 
-def test_what_a_worker_raises_is_told(
-    run: Callable[..., Any], line: str, workspace: Path, living_workers: Callable[[], list[int]]
-) -> None:
-    result = run(f"{line} --workers 2 --model {workspace}/nowhere")
-    assert result.code == 2 and "nowhere" in result.err and "worker" not in result.err
-
-
 @pytest.mark.slow
 def test_an_audit_by_workers_is_that_of_one_process(
     run: Callable[..., Any], workspace: Path, tmp_path: Path, living_workers: Callable[[], list[int]]

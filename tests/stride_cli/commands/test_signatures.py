@@ -83,15 +83,3 @@ def test_numbers_and_choices_of_commands_are_fields_of_dataclasses() -> None:
     """There they have ranges, and what is out of range is refused with a remedy, wherever it comes from."""
     by_hand = [f"{name} {flag}" for name, function in commands() for flag in told_by_hand(function)]
     assert by_hand == []
-
-
-def test_what_is_told_by_hand_is_found() -> None:
-    def command(
-        number: Annotated[int | None, typer.Option("--number")] = None,
-        share: Annotated[float, typer.Option("--share")] = 0.5,
-        way: Annotated[Literal["one", "other"], typer.Option("--way")] = "one",
-        text: Annotated[str, typer.Option("--text")] = "",
-        row: Annotated[int, typer.Argument()] = 0,
-    ) -> None: ...
-
-    assert list(told_by_hand(command)) == ["number", "share", "way"]
