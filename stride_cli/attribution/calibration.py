@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -247,47 +247,44 @@ def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
     return np.stack([np.isin(document, order[k * size : (k + 1) * size]) for k in range(models)])
 
 
-def responses_of(workspace: Workspace, removed: np.ndarray) -> QuerySet:
-    """Make the responses that a scale is fitted on: whole chunks, or parts where they may be memorised."""
-    if not workspace.model.pretrained:
-        return own_responses(workspace, removed)
-    random = stream(workspace.seed, "scale lengths")
+def responses_of(workspace: Workspace, removed: np.ndarray, *, whole: bool = False) -> QuerySet:
+    """Make the responses that a scale is fitted on: chunks of each removed part, and of what is in none.
 
-    def part(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        length = int(random.choice(_LENGTHS))
-        begins = np.flatnonzero(weights)
-        begins = begins[: max(1, len(begins) - length + 1)]
-        later = begins[begins >= _PROMPT]
-        begin = int(random.choice(later if len(later) else begins))
-        scored = np.zeros_like(weights)
-        scored[begin : begin + length] = weights[begin : begin + length]
-        return ids[: begin + length], scored[: begin + length]
-
-    return _responses(workspace, removed, _PARTS, _PARTS, part)
-
-
-def own_responses(workspace: Workspace, removed: np.ndarray) -> QuerySet:
-    """Chunks of the corpus as queries: 16 of each removed part, 48 of what is in none."""
-    return _responses(workspace, removed, _INSIDE, _OUTSIDE, lambda ids, weights: (ids, weights))
-
-
-def _responses(
-    workspace: Workspace,
-    removed: np.ndarray,
-    inside: int,
-    outside: int,
-    of: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
-) -> QuerySet:
-    """Make queries by `of` from chunks (ids, weights): so many of each removed part, and of the rest."""
+    Parameters
+    ----------
+    removed : (models, n) bool
+    whole : bool      whole chunks also where they may be memorised; else parts of chunks there
+    """
     from stride_cli.data.query_set import QuerySet
 
-    random = stream(workspace.seed, "scale responses")
+    whole = whole or not workspace.model.pretrained
+    inside, outside = (_INSIDE, _OUTSIDE) if whole else (_PARTS, _PARTS)
+    random, lengths = stream(workspace.seed, "scale responses"), stream(workspace.seed, "scale lengths")
+    # 1. Chunks with a scored token, so many of each part
     found: list[tuple[int, np.ndarray, np.ndarray]] = []
     for part, count in (*((part, inside) for part in removed), (~removed.any(axis=0), outside)):
         drawn = (
             (int(row), *workspace.chunks.chunk(int(row))) for row in random.permutation(np.flatnonzero(part))
         )
         found.extend(islice((each for each in drawn if each[2].any()), count))
-    made = [(str(row), *of(ids, weights)) for row, ids, weights in found]
+    # 2. Of each the whole, or a few tokens at a random place
+    made = [
+        (str(row), *((ids, weights) if whole else _random_part(ids, weights, lengths)))
+        for row, ids, weights in found
+    ]
     names, ids, weights = zip(*made, strict=True)
     return QuerySet(list(ids), list(weights), list(names))
+
+
+def _random_part(
+    ids: np.ndarray, weights: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a chunk behind a few scored tokens, which alone stay scored."""
+    length = int(random.choice(_LENGTHS))
+    begins = np.flatnonzero(weights)
+    begins = begins[: max(1, len(begins) - length + 1)]
+    later = begins[begins >= _PROMPT]
+    begin = int(random.choice(later if len(later) else begins))
+    scored = np.zeros_like(weights)
+    scored[begin : begin + length] = weights[begin : begin + length]
+    return ids[: begin + length], scored[: begin + length]

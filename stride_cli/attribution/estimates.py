@@ -14,7 +14,7 @@ chunks do not add up to noise. Near-duplicates share credit, read or not (`opera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,15 +85,18 @@ class Estimates:
 
         pairs = pair_scores(queries, workspace.chunks, workspace.model.vocab_size)
         same, projections = np.ones(len(queries)), steered.operators.projections
+        # 1. Pairs alone: their scores are standardised already
+        found = cls(workspace.n_chunks, pairs, None, np.zeros(len(queries)), same, same)
         if projections is None:
-            return cls(workspace.n_chunks, pairs, None, np.zeros(len(queries)), same, same)
+            return found
+        # 2. Projections, at mean 0 and variance 1 over the chunks
         asked = projections.asked(query_gradients(steered, batches))
         means, spreads = _moments(asked)
-        found = cls(workspace.n_chunks, pairs, asked, means, spreads, same)
+        found = replace(found, asked=asked, means=means, spreads=spreads)
+        # 3. Their sum is not of variance 2: the two are correlated
         together = np.array([found.of_query(query).spread_together() for query in range(len(queries))])
         together[together <= _ROUNDING] = 1.0
-        redundancy = steered.operators.redundancy
-        return cls(workspace.n_chunks, pairs, asked, means, spreads, together, redundancy)
+        return replace(found, together=together, redundancy=steered.operators.redundancy)
 
     def of_query(self, query: int, lasso: Solution | None = None) -> Estimate:
         """The estimates of one query, with the Lasso's solution for it."""
@@ -108,6 +111,7 @@ def _moments(asked: AskedProjections) -> tuple[np.ndarray, np.ndarray]:
         sums += found.sum(axis=1)
         squares += np.einsum("qn,qn->q", found, found)
         seen += stop - start
+    # E[u²] − E[u]²: of estimates that are all equal, rounding is all that is left of it
     means = sums / max(1, seen)
     spreads = np.sqrt(np.maximum(0.0, squares / max(1, seen) - np.square(means)))
     spreads[spreads <= _ROUNDING * np.abs(means)] = 0.0
@@ -128,6 +132,7 @@ def _stretches(count: int, most: int) -> Iterator[tuple[int, int]]:
         for start in range(0, count, _ROWS):
             yield start, min(start + _ROWS, count)
         return
+    # stretches and not single chunks: codes are read from disk in long runs
     for start in np.linspace(0, count - _STRETCH, _SAMPLED // _STRETCH).astype(int).tolist():
         yield start, start + _STRETCH
 
@@ -191,6 +196,7 @@ class Estimate:
         if self.of.asked is None:
             return np.zeros(rows.stop - rows.start if isinstance(rows, slice) else len(rows))
         if not isinstance(rows, slice):
+            # appended chunks have no projection yet: 0, the mean
             found = np.zeros(len(rows))
             known = rows < len(self.asked.projections)
             some = rows[known]
@@ -367,7 +373,7 @@ class Posteriors:
             slope = _slope(known, errors, scores)
             values = values - slope * scores
         # 3. How what is left is distributed, in units of its errors
-        some = spread > 0
+        some = spread > 0  # a chunk without a scored token has no error
         return cls(n_chunks, projected, Posterior.learnt(values[some] / spread[some]), shared, pairs, slope)
 
     @cached_property
@@ -385,6 +391,7 @@ class Posteriors:
         predicted = np.zeros(stop - start)
         if self.pairs is not None and self.slope:
             predicted = self.slope * self.pairs.standard(slice(start, stop))
+        # where there is no error the estimate is the value; elsewhere E[w | estimate] is
         means, known = values.copy(), spread > 0
         away = (values - predicted)[known] / spread[known]
         means[known] = predicted[known] + spread[known] * self.posterior(away)
@@ -423,6 +430,7 @@ class Posteriors:
         for start in range(0, self.n_chunks, _ROWS):
             stop = min(start + _ROWS, self.n_chunks)
             together, spread, predicted, own = self._looked(start, stop)
+            # exact values take the place of these: not kept here, and not counted above a threshold
             own, others = own.copy(), together.copy()
             first, last = np.searchsorted(without, [start, stop])
             inside = without[first:last] - start
@@ -430,6 +438,7 @@ class Posteriors:
             above += self._above(others, spread, predicted, thresholds)
             left = np.flatnonzero(own)
             chunks, values = np.concatenate([chunks, start + left]), np.concatenate([values, own[left]])
+            # whatever n is, no more is held than the largest so far
             if len(chunks) > _MOST_KEPT:
                 strongest = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
                 chunks, values = chunks[strongest], values[strongest]
@@ -441,6 +450,7 @@ class Posteriors:
         """Count how many of these are to be expected above each threshold."""
         if not len(thresholds):
             return np.zeros(0)
+        # chunks whose estimates are many errors below the least threshold add nothing to any count
         least = thresholds.min()
         near = np.flatnonzero((spread > 0) & (values > least - _FARTHEST * spread))
         stands_for = np.ones(len(near))

@@ -101,6 +101,7 @@ class Settings:
                 fix="leave out query.redundancy and query.estimate, or make projections: stride train "
                 "--project 8192",
             )
+        # 0 where they would take too long, or where gates have no unit for single chunks
         reads = default_reads(workspace, operators) if options.read is None else options.read
         return cls(
             method=chosen("measure", options.measure, "auto"),
@@ -128,6 +129,7 @@ class Settings:
 
     def like(self, other: Settings) -> bool:
         """Tell whether influences are the same, up to how exactly they are measured and read."""
+        # not method and reads: more exact ones measure the same
         return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
             other.lasso,
             other.estimated,
@@ -185,6 +187,23 @@ class Measurement:
         """Return the measurement of one query."""
         return self.take(slice(query, query + 1))
 
+    @classmethod
+    def stacked(cls, measured: Sequence[Measurement]) -> Measurement:
+        """Join measurements of several queries."""
+        first = measured[0]
+        if len(measured) == 1:
+            return first
+        scale = first.scale
+        if isinstance(scale, np.ndarray):
+            scale = np.concatenate([each.scale for each in measured], axis=-1)
+        return replace(
+            first,
+            responses=np.concatenate([each.responses for each in measured]),
+            y=np.concatenate([each.y for each in measured]),
+            losses=np.concatenate([each.losses for each in measured]),
+            scale=scale,
+        )
+
 
 def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
     """Put responses on the scale of subset sums, so that y ≈ M w holds row by row.
@@ -205,8 +224,10 @@ def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.nda
     ndarray like `responses`, float64; equal to the centred responses where all rows have the same size
     """
     sizes = np.asarray(row_sizes, dtype=np.float64)
+    # a corpus that is smaller than the design may leave every subset empty
     if sizes.sum() == 0:
         return np.asarray(responses, dtype=np.float64)
+    # ȳ is the mean over members and not over subsets: the mean influence of the chunks themselves
     mean = (responses * sizes).sum(axis=-1, keepdims=True) / sizes.sum()
     return (responses - mean) * (sizes / sizes.mean())
 
@@ -281,6 +302,7 @@ class Pipeline:
             losses.append(loss)
             agreements.append(agreement)
         responses, loss = gather(np.concatenate(found)), gather(np.concatenate(losses))
+        # a NaN would go through the Lasso unseen, and come out as no influence at all
         if not (np.isfinite(responses).all() and np.isfinite(loss).all()):
             raise NumericalError(
                 "a measured response or loss is not finite",
@@ -297,6 +319,7 @@ class Pipeline:
         from stride_cli.operators.exact_response import measure_exact, pearson
         from stride_cli.operators.linear_response import measure_linear_with_loss
 
+        # the linear measurement is one backward pass: made in any case, to compare the exact one with
         responses, losses = measure_linear_with_loss(self.steered, batch)
         size = self.settings.batch_size
         if self.settings.method == "exact":
@@ -403,6 +426,7 @@ class Pipeline:
         wanted = [self._candidates(each) for each in estimates]
         rows = np.unique(np.concatenate([own.chunks for own in wanted]))
         products = exact_products(self.steered, batches, chunks, rows)
+        # exact products are in nats of the whole loss; w is in the unit of the Lasso's weights
         factors, offsets = influence_unit(
             self.steered.operators,
             chunks.typical,
@@ -422,6 +446,7 @@ class Pipeline:
         if not self.settings.reads:
             return Candidates(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
         assert estimate.lasso is not None
+        # half are chosen by projections alone, whose errors are known: recall can be stated of these
         alone = None if estimate.of.asked is None else estimate.by_projections
         return candidates(self.columns, estimate.lasso, self.settings.reads, estimate.strength, alone)
 
@@ -482,6 +507,7 @@ def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings
         indices = np.concatenate([exact.chunks, others])
         order = np.argsort(indices)
         found = replace(lasso, indices=indices[order], values=np.concatenate([shown, values])[order])
+    # estimates and exact values know no sign constraint
     if settings.lasso.nonneg:
         found = replace(found, values=np.maximum(found.values, 0.0))
     recall = _recall(estimate, exact, shown, above) if settings.reads else None
@@ -556,11 +582,13 @@ def judge(
     """
     from stride_cli.recovery.ranking import strongest_document
 
+    # 1. An answer that was found as null answers were is compared as it is
     like, looks = pipeline.settings.like(default.settings), pipeline.settings.looks_at_chunks
     loss = float(measurement.losses[0])
     chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
     if like and looks and calibration.read is not None:
         return calibration.judge(loss, strongest_document(solution, chunk_document), scored, read=True), True
+    # 2. Else the Lasso alone is: of the same settings it is there, of others it is solved again by default
     if like:
         alone = default.unread(solution)
     else:

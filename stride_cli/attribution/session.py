@@ -8,9 +8,9 @@ place.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _SPOT_CHECK = 16
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
+_Item = TypeVar("_Item")
 _Outcome = TypeVar("_Outcome")
 OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
 
@@ -296,21 +297,14 @@ class Session:
         options = options or QueryOptions()
         pipeline = self.pipeline(options)
         together = _together(pipeline, together)
-        arriving, broken = iter(prompts), None
-        while broken is None:
-            taken: list[Mapping[str, Any] | StrideError] = []
-            try:
-                for prompt in islice(arriving, together):
-                    taken.append(prompt)
-            except StrideError as error:  # of who gives the prompts: there are no more
-                broken = error
-            if not taken:
-                break
+        broken: list[StrideError] = []
+        arriving = until_broken(prompts, broken)
+        while taken := list(islice(arriving, together)):
             with progress("asking the model"):
                 asked = self._measured(pipeline, taken, options)
             yield from self._answers(pipeline, asked, options)
-        if broken is not None:
-            raise broken
+        if broken:
+            raise broken[0]
 
     # ---- 1. prompts are built and measured ----
 
@@ -323,22 +317,17 @@ class Session:
         """Prompts' responses, and how the subsets answer them: of all together, where nothing hinders it."""
         # 1. What the model answers, where no response is given; errors keep their places
         start = time.perf_counter()
-        built = iter(self.build([each for each in prompts if not isinstance(each, StrideError)], options))
-        asked = sum(not isinstance(each, StrideError) for each in prompts)
-        queries = [each if isinstance(each, StrideError) else next(built) for each in prompts]
+        queries = _of_good(prompts, lambda good: self.build(good, options))
         # 2. How the subsets answer those that have a query
         generated = time.perf_counter()
-        good = [query for query in queries if not isinstance(query, StrideError)]
-        measured = iter(self._measured_queries(pipeline, good, check=options.check))
-        found = [each if isinstance(each, StrideError) else next(measured) for each in queries]
+        found = _of_good(queries, lambda good: self._measured_queries(pipeline, good, check=options.check))
         # 3. Each prompt has an equal part of the time: they were asked together
+        asked, good = (sum(not isinstance(each, StrideError) for each in some) for some in (prompts, queries))
         seconds = {
             "generate": (generated - start) / max(1, asked),
-            "measure": (time.perf_counter() - generated) / max(1, len(good)),
+            "measure": (time.perf_counter() - generated) / max(1, good),
         }
-        return [
-            each if isinstance(each, StrideError) else replace(each, seconds=dict(seconds)) for each in found
-        ]
+        return _of_good(found, lambda good: [replace(each, seconds=dict(seconds)) for each in good])
 
     def _measured_queries(
         self, pipeline: Pipeline | Several, queries: Sequence[Query], *, check: bool
@@ -364,13 +353,17 @@ class Session:
         from stride_cli.data.batches import RememberingBatch
         from stride_cli.data.query_set import QuerySet
         from stride_cli.operators.linear_response import each_remembering
+        from stride_cli.randomness import stream
 
-        single = len(queries) == 1
+        single, spot = len(queries) == 1, None
+        if check:  # steering towards each of the subsets takes a continuation: some of them do
+            order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
+            spot = np.sort(order[:_SPOT_CHECK])
         try:
             rows = range(len(queries))
             batch = queries[0].batch() if single else QuerySet.from_queries(queries).batch(rows)
             whole = RememberingBatch.of(batch)
-            measured = pipeline.measure([whole], check=self._spot_check() if check else None)
+            measured = pipeline.measure([whole], check=spot)
         except OF_A_PROMPT as error:
             if single:
                 return [error]
@@ -381,12 +374,6 @@ class Session:
             _Asked(query, own, measured.of_query(row), {})
             for row, (query, own) in enumerate(zip(queries, batches, strict=True))
         ]
-
-    def _spot_check(self) -> np.ndarray:
-        from stride_cli.randomness import stream
-
-        order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
-        return np.sort(order[:_SPOT_CHECK])
 
     # ---- 2. influences are found ----
 
@@ -402,7 +389,7 @@ class Session:
             solutions = pipeline.influences(
                 QuerySet.from_queries([each.query for each in asked]),
                 [each.batch for each in asked],
-                _stacked([each.measurement for each in asked]),
+                Measurement.stacked([each.measurement for each in asked]),
                 reached=lambda stage: reached.__setitem__(stage, time.perf_counter()),
             )
         except OF_A_PROMPT as error:
@@ -429,19 +416,13 @@ class Session:
     ) -> Iterator[Answer | StrideError]:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
-            good = [each for each in asked if not isinstance(each, StrideError)]
-            found = iter(self._found(pipeline, good))
-        for each in asked:
-            outcome = each if isinstance(each, StrideError) else next(found)
-            if isinstance(outcome, StrideError):
-                yield outcome
-                continue
+            found = _of_good(asked, partial(self._found, pipeline))
+        for each in found:
             try:
-                answer = self._answer(pipeline, options, outcome)
+                outcome = each if isinstance(each, StrideError) else self._answer(pipeline, options, each)
             except OF_A_PROMPT as error:
-                yield error
-            else:
-                yield answer
+                outcome = error
+            yield outcome
 
     def _answer(
         self,
@@ -451,6 +432,7 @@ class Session:
     ) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.attribution.passages import row_labels
+        from stride_cli.operators.linear_response import gradients_with_loss
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
@@ -469,9 +451,8 @@ class Session:
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
         carrying = bool(settings.reads) and not labels
         if not labels and options.passages != "none":
-            if carrying and options.passages == "carrying":
-                passages = self._carrying(query, measured.responses[0], shown, asked.batch)
-            passages |= self.passages(query, [hit.chunk for hit in shown], known=passages)
+            carried = measured.responses[0] if carrying and options.passages == "carrying" else None
+            passages = self._passages(query, shown, carried, asked.batch)
         verdict, comparable, scale = None, False, None
         # null prompts were asked one by one, and not compared
         if self.calibration is not None and not query.parts:
@@ -482,11 +463,14 @@ class Session:
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
             if scale is not None and not (scale.sure and like):
                 scale = None
+        other_loss = None
+        if query.comparison is not None:  # of the token that the response is compared with; remembered
+            other_loss = float(gradients_with_loss(self.steered[0], asked.batch)[1][1])
         ended = time.perf_counter()
         return Answer(
             query=query,
             loss=float(measured.losses[0]),
-            other_loss=self._other_loss(asked),
+            other_loss=other_loss,
             supporters=supporters,
             opposers=opposers,
             passages=passages,
@@ -523,9 +507,7 @@ class Session:
         if answer.carried:
             return answer
         shown = [*answer.supporters, *answer.opposers]
-        passages = self._carrying(answer.query, answer.responses, shown)
-        passages |= self.passages(answer.query, [hit.chunk for hit in shown], known=passages)
-        return replace(answer, passages=passages, carried=True)
+        return replace(answer, passages=self._passages(answer.query, shown, answer.responses), carried=True)
 
     def pipeline(self, options: RecoveryOptions | None = None) -> Pipeline | Several:
         """The pipeline from queries to influences, asked in this way."""
@@ -578,28 +560,19 @@ class Session:
             "seconds": time.perf_counter() - begun,
         }
 
-    def _other_loss(self, asked: _Asked) -> float | None:
-        """Nats of the token that the response is compared with; None where it is with nothing."""
-        from stride_cli.operators.linear_response import gradients_with_loss
-
-        if asked.query.comparison is None:
-            return None
-        return float(gradients_with_loss(self.steered[0], asked.batch)[1][1])  # remembered
-
-    def _carrying(
-        self, query: Query, responses: Any, hits: Sequence[Hit], batch: Batch | None = None
+    def _passages(
+        self, query: Query, hits: Sequence[Hit], responses: Any = None, batch: Batch | None = None
     ) -> dict[int, str]:
-        from stride_cli.attribution.passages import carried_parts
+        """Find the sentence of each hit that carries its influence, if responses are given; else, or where
+        none carries it, the one most like the query."""
+        from stride_cli.attribution.passages import carried_parts, likest_passages
 
-        chunks = {hit.chunk: hit.sign == "supports" for hit in hits}
-        found = carried_parts(self.steered[0], self.workspace, query, responses, chunks, batch)
-        return {chunk: part.passage for chunk, part in found.items() if part.passage}
-
-    def passages(self, query: Query, chunks: Sequence[int], known: Collection[int] = ()) -> dict[int, str]:
-        """Find the sentence most like the query in each chunk, but for those `known`."""
-        from stride_cli.attribution.passages import likest_passages
-
-        return likest_passages(self.workspace, query, chunks, known)
+        found: dict[int, str] = {}
+        if responses is not None:
+            chunks = {hit.chunk: hit.sign == "supports" for hit in hits}
+            parts = carried_parts(self.steered[0], self.workspace, query, responses, chunks, batch)
+            found = {chunk: part.passage for chunk, part in parts.items() if part.passage}
+        return found | likest_passages(self.workspace, query, [hit.chunk for hit in hits], found)
 
 
 def _together(pipeline: Pipeline | Several, most: int | None = None) -> int:
@@ -607,28 +580,28 @@ def _together(pipeline: Pipeline | Several, most: int | None = None) -> int:
     return min(most or TOGETHER, pipeline.together) if pipeline.settings.reads else 1
 
 
+def until_broken(prompts: Iterable[_Outcome], broken: list[StrideError]) -> Iterator[_Outcome]:
+    """Yield prompts as they come; keep their giver's error for the end, when all before are answered."""
+    try:
+        yield from prompts
+    except StrideError as error:
+        broken.append(error)
+
+
+def _of_good(
+    items: Sequence[_Item | StrideError],
+    compute: Callable[[list[_Item]], Sequence[_Outcome | StrideError]],
+) -> list[_Outcome | StrideError]:
+    """Compute outcomes of all items together; errors among these keep their places."""
+    found = iter(compute([each for each in items if not isinstance(each, StrideError)]))
+    return [each if isinstance(each, StrideError) else next(found) for each in items]
+
+
 def _raised(outcome: _Outcome | StrideError) -> _Outcome:
     """The outcome, or its error raised."""
     if isinstance(outcome, StrideError):
         raise outcome
     return outcome
-
-
-def _stacked(measured: Sequence[Measurement]) -> Measurement:
-    """Queries' measurements as one."""
-    first = measured[0]
-    if len(measured) == 1:
-        return first
-    scale = first.scale
-    if isinstance(scale, np.ndarray):
-        scale = np.concatenate([each.scale for each in measured], axis=-1)
-    return replace(
-        first,
-        responses=np.concatenate([each.responses for each in measured]),
-        y=np.concatenate([each.y for each in measured]),
-        losses=np.concatenate([each.losses for each in measured]),
-        scale=scale,
-    )
 
 
 def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -> _Asked:

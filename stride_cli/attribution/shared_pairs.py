@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 _TOKENS = 1 << 20  # of the corpus read at once
 
 
-def shared_pairs(
-    queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
-) -> np.ndarray:
-    """All of `pair_scores`, (Q, n) float32 ≥ 0."""
-    found = pair_scores(queries, chunks, vocab_size, smoothing=smoothing)
-    scores = np.zeros((len(queries.ids), chunks.n_chunks), np.float32)
-    for number, row in enumerate(scores):
-        own = found.of(number)
-        row[own.chunks] = own.scores
-    return scores
-
-
 def pair_scores(
     queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
 ) -> PairScores:

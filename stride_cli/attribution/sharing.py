@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.answer import Answer
 from stride_cli.attribution.options import QueryOptions, SharingOptions
-from stride_cli.attribution.session import TOGETHER, Session
+from stride_cli.attribution.session import TOGETHER, Session, until_broken
 from stride_cli.errors import StrideError
 from stride_cli.output import progress
 from stride_cli.parallel import Workers, opened_once
@@ -87,7 +87,7 @@ class SharedSession:
         """
         work = SessionWork(self._place, partial(answer_prompts, options=options or QueryOptions()))
         broken: list[StrideError] = []
-        arriving, size = _until_broken(prompts, broken), prompts_of_a_share(total)
+        arriving, size = until_broken(prompts, broken), prompts_of_a_share(total)
         shares = iter(lambda: list(islice(arriving, size)), [])
         with progress("answering", total, unit="prompts") as bar:
             for outcomes in shared_out(work, shares, self._sharing):
@@ -108,11 +108,3 @@ def answer_prompts(
 ) -> list[Answer | StrideError]:
     """Answer a share of prompts together."""
     return list(session.outcomes(prompts, options, together=len(prompts)))
-
-
-def _until_broken(prompts: Iterable[Any], broken: list[StrideError]) -> Iterator[Any]:
-    """Prompts as they come; the error of who gives them is kept for the end, when all before are answered."""
-    try:
-        yield from prompts
-    except StrideError as error:
-        broken.append(error)

@@ -69,6 +69,7 @@ class Folding:
         from stride_cli.operators.fit_kernels import add_stretches, turn, turns
 
         folded = np.zeros((len(gradients[0]), self.count), np.float32)
+        # 1. Every stretch of gates goes to its place, with the gates' signs
         start = 0
         for gradient in gradients:
             wide = np.ascontiguousarray(gradient.float().cpu().numpy())
@@ -171,6 +172,7 @@ class AskedProjections:
         own, planes, units = self.projections, self.planes[queries], self.units[queries]
         found = np.empty((len(units), stop - start), np.float32)
         pieces = [own.codes] if isinstance(own.codes, np.ndarray) else own.codes.shards
+        # each file by itself, so that its codes stay mapped and are read once
         begin = 0
         for piece in pieces:
             low, high = max(start, begin), min(stop, begin + len(piece))
@@ -302,6 +304,7 @@ def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Encode z (t, r) as codes (t, r / 8) uint8 and steps (t,) float32."""
     from stride_cli.operators.fit_kernels import sizes
 
+    # Σ|z| and Σz² in one pass, without |z| or z² in memory
     size, square = np.empty(len(z), np.float32), np.empty(len(z), np.float32)
     sizes(z, size, square)
     codes = np.packbits(z > 0, axis=1)
@@ -321,6 +324,7 @@ def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """
     most = (1 << PLANES) - 1  # Σ_k 2^k t_jk is odd, from −7 to 7
     largest = _CLIP * np.sqrt(np.square(numbers).mean(axis=1, keepdims=True))
+    # places 0 … 7 stand for −7, −5 … 7
     scaled = numbers * (most / np.maximum(largest, np.finfo(np.float32).tiny))
     places = np.clip(np.rint((scaled + most) / 2), 0, most)
     # so that the product with v itself is ‖v‖², whatever was cut off
@@ -346,6 +350,7 @@ def scan(
     """
     from stride_cli.operators.gate_kernels import sign_products
 
+    # 64 signs to a word: a product with t is a count of equal bits
     words = np.require(codes, requirements=["C", "A"]).view(np.uint64)
     side_by_side.each(
         lambda own: sign_products(words[own], step[own], planes, units, found[:, own]),

@@ -96,17 +96,20 @@ class DeviceSums(SubsetSums):
         self._held = [torch.zeros(self._rows, size, device=device) for size in sizes]
 
     def add(self, columns: np.ndarray, gradients: Sequence[torch.Tensor], share: torch.Tensor) -> None:
+        # 1. Which chunks of the batch are in subsets of this turn
         first = self.turn * self._rows
         columns = np.asarray(columns).astype(np.int64)
         chunk, draw = np.nonzero((columns >= first) & (columns < first + self._rows))
         if not len(chunk):
             return
         touched, place = np.unique(columns[chunk, draw] - first, return_inverse=True)
+        # 2. The weights M of these subsets, (k, B)
         few = 2 * len(touched) < self._rows  # a product apart, and then added, moves twice the bytes
         weights = np.zeros((len(touched) if few else self._rows, len(columns)), np.float32)
         weights[place if few else touched[place], chunk] = share.numpy()[chunk, 0]
         device = self._held[0].device
         M, rows = torch.from_numpy(weights).to(device), torch.from_numpy(touched).to(device)
+        # 3. M G added up; of few subsets by columns, so that the product apart stays small
         at_once = max(1, _COLUMNS // len(weights))
         for held, gradient in zip(self._held, gradients, strict=True):
             if not few:
@@ -119,6 +122,7 @@ class DeviceSums(SubsetSums):
     def next_turn(self) -> None:
         self.sums()
         super().next_turn()
+        # what was held is in memory now
         for held in self._held:
             held.zero_()
 
@@ -156,6 +160,7 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     rows = rows_at_once(n_subsets, gates, device, beside=beside)
     turns = -(-n_subsets // rows)
     each = -(-n_subsets // turns)
+    # moving gradients to memory costs less than many more passes through the model
     whole = f"{n_subsets:,} subsets × {gates:,} gates, {_needs(n_subsets, gates)},"
     of_free = "" if free is None else f" of {size_in_words(free)} that are free"
     if turns == 1:

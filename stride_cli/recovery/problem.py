@@ -214,7 +214,8 @@ class Problem:
                 return
         elif floor <= (needed := self._needed()):
             # 2. A pass that missed nothing that matters may prove the gap over all n columns
-            reached = self._certify(found, floor)
+            # columns below the floor were not looked at more closely
+            reached = self._certify(max(found.largest, floor))
             if found.complete > needed:
                 self.capacity = min(8 * self.capacity, self.design.n_chunks)
                 reached = False  # columns that matter were dropped: look again, with more room
@@ -287,10 +288,7 @@ class Problem:
             largest = max(
                 largest, complete + self._change(self.pool.residual - before) + _ROUNDING * abs(complete)
             )
-        certificate = self.pool.certify(self.penalty, largest)
-        self._bound = max(self._bound, certificate.bound)
-        self.gap = max(0.0, certificate.objective - self._bound)
-        return self.gap <= self.settings.tolerance * self.half
+        return self._certify(largest)
 
     def _change(self, difference: np.ndarray) -> float:
         """The most that d entries of it add up to, in size unless weights are of one sign.
@@ -302,10 +300,9 @@ class Problem:
         most = float(ordered[-degree:].sum())
         return most if self.settings.nonneg else max(most, -float(ordered[:degree].sum()))
 
-    def _certify(self, found: Candidates, floor: float) -> bool:
-        """Tell whether the gap over all n columns is small enough; keep the best bound of all passes."""
+    def _certify(self, largest: float) -> bool:
+        """Tell whether the gap is small enough if no column scores above `largest`; keep the best bound."""
         assert self.penalty is not None
-        largest = max(found.largest, floor)  # columns below the floor were not looked at more closely
         certificate = self.pool.certify(self.penalty, largest)
         self._bound = max(self._bound, certificate.bound)
         self.gap = max(0.0, certificate.objective - self._bound)

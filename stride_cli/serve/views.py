@@ -76,6 +76,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     UsageError      they cannot be read with these operators
     """
     from stride_cli.attribution.by_token import token_influences
+    from stride_cli.attribution.passages import likest_passages
 
     begun = time.perf_counter()
     answer, session = index.answer(prompt, options), index.session()
@@ -83,7 +84,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     # tokens' parts add up to the whole: in nats only where nats do
     slope = None if answer.scale is None else answer.scale.slope
     factor = 1.0 if slope is None else slope
-    passages = session.passages(answer.query, found.strongest.tolist())
+    passages = likest_passages(session.workspace, answer.query, found.strongest.tolist())
     return {
         "schema": "stride.tokens/1",
         "index": index.name,

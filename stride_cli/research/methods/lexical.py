@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.shared_pairs import shared_pairs
+from stride_cli.attribution.shared_pairs import pair_scores
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError, require_extra
 from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
@@ -185,3 +186,15 @@ def _words(text: str) -> list[str]:
 
 def _numbers(tokens: np.ndarray) -> str:
     return " ".join(map(str, np.asarray(tokens).tolist()))
+
+
+def shared_pairs(
+    queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
+) -> np.ndarray:
+    """All of `pair_scores`, (Q, n) float32 ≥ 0."""
+    found = pair_scores(queries, chunks, vocab_size, smoothing=smoothing)
+    scores = np.zeros((len(queries.ids), chunks.n_chunks), np.float32)
+    for number, row in enumerate(scores):
+        own = found.of(number)
+        row[own.chunks] = own.scores
+    return scores

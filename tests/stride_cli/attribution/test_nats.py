@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution.calibration import own_responses, removed_parts, responses_of
+from stride_cli.attribution.calibration import removed_parts, responses_of
 from stride_cli.attribution.nats import (
     Nats,
     choose_scale,
@@ -129,7 +129,7 @@ def test_responses_of_what_may_be_known_by_heart_are_short_parts(chunks: ChunkRe
     workspace = _workspace(chunks, np.arange(n), pretrained=True)
     parts = removed_parts(workspace, 3)
     queries, again = responses_of(workspace, parts), responses_of(workspace, parts)
-    whole = own_responses(workspace, parts)
+    whole = responses_of(workspace, parts, whole=True)
     assert [row.sum() for row in whole.weights] != [row.sum() for row in queries.weights]
     fine_tuned = responses_of(_workspace(chunks, np.arange(n)), parts)
     assert fine_tuned.fingerprint() == whole.fingerprint()  # whole, as ever
@@ -154,7 +154,7 @@ def test_parts_are_tenths_of_the_documents_and_have_responses_in_them(chunks: Ch
     assert parts.shape == (3, n) and (parts.sum(axis=1) == round(n / 10)).all()
     assert parts.sum(axis=0).max() == 1  # none of them twice
     np.testing.assert_array_equal(parts, removed_parts(workspace, 3))
-    queries = own_responses(workspace, parts)
+    queries = responses_of(workspace, parts, whole=True)
     rows = np.array([int(name) for name in queries.names])
     assert len(set(rows)) == len(rows)
     scored = np.array([chunks.chunk(row)[1].any() for row in range(n)])

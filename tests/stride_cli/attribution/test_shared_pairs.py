@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stride_cli.attribution import shared_pairs as module
-from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.data.query_set import QuerySet
+from stride_cli.research.methods.lexical import shared_pairs
 
 V = 5
 sequence = st.lists(st.integers(0, V - 1), max_size=12)

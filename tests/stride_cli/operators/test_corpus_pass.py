@@ -116,12 +116,6 @@ def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: p
     same(found, fit(tmp_path / "whole", 3))
 
 
-def test_what_it_takes_is_said(fit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path, 2, free=1000, spaces=("logit",), project=0)
-    said = capsys.readouterr().err
-    assert "2 workers of one thread each" in said and "(8 ranges)" in said and "fewer --workers" in said
-
-
 def test_parts_are_all_of_it_and_about_as_long() -> None:
     lengths = np.random.default_rng(0).integers(1, 90, 400)
     groups = np.array_split(np.arange(400), 97)

@@ -61,13 +61,6 @@ def test_packed_gates_act_as_the_rounded_matrix(count: int, size: int, queries: 
     ).all()
 
 
-def test_plain_gates_act_as_they_are() -> None:
-    plain = matrix(5, 30, 0)
-    gradients = np.random.default_rng(0).standard_normal((3, 30)).astype(np.float32)
-    np.testing.assert_array_equal(gate_responses(plain, gradients), gradients @ plain.T)
-    np.testing.assert_array_equal(gate_rows(plain, np.array([3, 1])), plain[[3, 1]])
-
-
 def test_rounding_hardly_moves_what_subsets_measure(
     model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

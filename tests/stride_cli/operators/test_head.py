@@ -92,20 +92,6 @@ def test_errors_doubts_and_losses(seed: int, rows: int, length: int, sure: float
     assert seen[weights[:, 1:] > 0].all()
 
 
-def test_a_gradient_survives_where_the_model_is_sure() -> None:
-    """1 − p is 2e-9 here, and 0 in float32."""
-    model = Linear(torch.zeros(3, WIDTH))
-    model.weight[0, 0] = 20.0
-    final = torch.zeros(1, 2, WIDTH)
-    final[..., 0] = 1.0
-    weights = torch.tensor([[0.0, 1.0]])
-    (block,) = head_blocks(model, final, torch.zeros(1, 2, dtype=torch.int64), weights, tracked=False)
-    with block.labelled(torch.zeros(1, 1, dtype=torch.int64)) as found:
-        expected = 2 * np.exp(-20) / (1 + 2 * np.exp(-20))
-        assert float(found.error[0, 0, 0]) == pytest.approx(expected, rel=1e-5)
-        assert float(found.surprise[0, 0]) == pytest.approx(expected, rel=1e-5)
-
-
 def test_labels_are_drawn_as_the_model_predicts() -> None:
     model, final, ids, _ = some(3, 1, 2, 1.0)
     weights = torch.tensor([[0.0, 0.25]])

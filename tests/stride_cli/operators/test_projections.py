@@ -17,7 +17,6 @@ from index_format.shards import ShardedArray
 from stride_cli.attribution import estimates as estimating
 from stride_cli.attribution.direct import Exact, exact_products, influence_unit, query_gradients
 from stride_cli.attribution.estimates import Estimates
-from stride_cli.attribution.shared_pairs import shared_pairs
 from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
@@ -42,6 +41,7 @@ from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.recovery.candidates import Candidates, candidates
 from stride_cli.recovery.problem import Solution
+from stride_cli.research.methods.lexical import shared_pairs
 
 K, DEGREE, BYTES = 24, 3, 128
 

@@ -87,13 +87,6 @@ def test_solvers_agree_and_a_missing_one_is_recorded():
     assert "no_such_package" in record["missing"]
 
 
-def test_the_matrix_of_other_solvers_is_the_design():
-    columns = recovery.columns_of(50, 12, 3)
-    matrix = solvers.sparse(columns, 12).toarray()
-    assert (matrix.sum(axis=0) == 3).all() and matrix.shape == (12, 50)
-    assert (matrix[columns.T, np.arange(50)] == 1).all()
-
-
 def test_plot_draws_what_there_is(tmp_path):
     both = [
         {"what": "solve at 0.8 λ_max", "cpu_bare_passes": 2.5, "n": 1_000},
@@ -112,9 +105,3 @@ def test_plot_draws_what_there_is(tmp_path):
     assert "12 × time" in plot.drawing(both, [peer])
     with pytest.raises(ValueError, match="recovery"):
         plot.drawing([], [])
-
-
-def test_unknown_benchmark_lists_those_there_are():
-    command = [sys.executable, "-m", "tests.benchmarks", "nothing"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 2 and "recovery" in result.stderr and not result.stdout

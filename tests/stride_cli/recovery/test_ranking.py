@@ -8,7 +8,7 @@ import pytest
 from stride_cli.errors import UsageError
 from stride_cli.recovery.lasso import Solution, solve_lasso
 from stride_cli.recovery.problem import LassoSettings
-from stride_cli.recovery.ranking import document_influences, mid_ranks, rank_documents
+from stride_cli.recovery.ranking import mid_ranks, rank_documents
 from stride_cli.recovery.screening import Design
 
 
@@ -38,13 +38,6 @@ def test_documents_sum_their_chunks():
     assert {h.sign for h in up} == {"supports"} and {h.sign for h in down} == {"opposes"}
     assert [h.share for h in up + down] == pytest.approx([3 / 16.5, 0.5 / 16.5, 3 / 16.5, 2 / 16.5])
     assert not any(h.backfilled for h in up + down) and all(h.seen for h in up + down)
-
-
-def test_top_and_bottom_limit_the_lists():
-    found = solution({0: 1.0, 2: 3.0, 3: 2.0, 6: -1.0, 7: -2.0}, 8, ZERO)
-    up, down = rank_documents(found, COLUMNS, DOCUMENT, top=2, bottom=1)
-    assert [h.document for h in up] == [1, 2] and [h.document for h in down] == [4]
-    assert rank_documents(found, COLUMNS, DOCUMENT, top=0) == ([], [])
 
 
 def test_equal_influences_share_their_rank_even_across_the_cut():
@@ -159,16 +152,3 @@ def test_arguments_that_cannot_work(change, message):
     arguments = {"columns": COLUMNS, "chunk_document": DOCUMENT, "top": 1} | change
     with pytest.raises(UsageError, match=message):
         rank_documents(solution({}, 8, ZERO), **arguments)
-
-
-def test_what_documents_sum_to_is_what_hits_have():
-    found = solution({0: 1.0, 1: 2.0, 2: 0.5, 3: 4.0, 4: -1.0, 5: -6.0}, 8, ZERO)
-    documents, influence, least = document_influences(found, DOCUMENT)
-    up, down = rank_documents(found, COLUMNS, DOCUMENT, top=9, bottom=9)
-    expected = {hit.document: hit.influence for hit in up + down}
-    assert (
-        dict(zip(documents.tolist(), influence.tolist(), strict=True))
-        == expected
-        == {0: 3.0, 1: 0.5, 2: -3.0}
-    )
-    assert 0 < least < 1e-9
