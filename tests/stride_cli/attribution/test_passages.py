@@ -30,11 +30,6 @@ class Pieces:
         return b"".join(self.pieces[token].strip(b"\xff") for token in ids).decode("utf-8", errors="replace")
 
 
-def test_tokens_stand_where_they_are() -> None:
-    tokenizer = Pieces([b"\xff", b"The", b" cat", b"."])
-    assert token_spans(tokenizer, np.array([0, 1, 2, 3])) == ("The cat.", [(0, 0), (0, 3), (3, 7), (7, 8)])
-
-
 @given(st.text(min_size=1, max_size=30).filter(lambda text: "\ufffd" not in text), st.integers(1, 5))
 def test_spans_tile_the_text_whatever_the_bytes(text: str, size: int) -> None:
     raw = text.encode("utf-8", errors="ignore")

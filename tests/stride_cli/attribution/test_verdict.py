@@ -90,8 +90,3 @@ def test_responses_that_are_shorter_count_nothing_and_too_few_give_no_verdict() 
     assert nulls(short, short).judge(0.5, 9.0, 1).nulls == FEWEST
     fewer = np.where(np.arange(30) <= 30 - FEWEST, np.nan, losses)
     assert nulls(fewer, fewer).judge(0.5, 9.0, 1) is None
-
-
-def test_no_document_is_above_the_line_where_none_supports() -> None:
-    found = HUNDRED.judge(0.5, 0.0, 1)
-    assert found is not None and found.word == "weak" and found.stronger == 1.0

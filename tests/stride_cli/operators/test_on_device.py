@@ -1,10 +1,12 @@
 """What is added up on a device, its arithmetic done on the CPU: the same sums and signs as in memory, in one
-turn or several, interrupted, and with batches that had to be halved."""
+turn or several, interrupted, halved for want of memory, and in bf16."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,11 @@ from stride_cli.errors import out_of_memory
 from stride_cli.models import devices
 from stride_cli.operators import device_memory, gradient_sums, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.device_memory import ShrinkingBatches
+from stride_cli.operators.device_memory import ShrinkingBatches, tokens_at_once
+from stride_cli.operators.exact_response import pearson
+from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projections import Folding, encode
+from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.operators.subset_sums import DeviceSums, SubsetSums, rows_at_once
@@ -194,3 +199,31 @@ def test_memory_of_the_cpu_is_not_asked_for() -> None:
     assert devices.total_bytes(CPU) == 0 and device_memory.free_bytes(CPU) is None
     assert rows_at_once(1000, 1 << 30, CPU) == 1000
     assert type(subset_sums.subset_sums(3, [4], CPU)) is SubsetSums
+
+
+def test_tokens_at_once() -> None:
+    """A small model: as many as ever. SmolLM2-135M: what 2 GB hold of its activations, more where fewer
+    blocks are differentiated, all where only logits are steered."""
+
+    def model(layers: int, width: int) -> Any:
+        return SimpleNamespace(n_layers=layers, d_model=width, device=torch.device("cpu"))
+
+    default = space_classes(("mlp-matrix", "logit", "token-logit"))
+    assert tokens_at_once(model(4, 128), default, 3) == 4096
+    large = model(30, 576)
+    inside = tokens_at_once(large, space_classes(("linear-matrix", "logit")), 20)
+    assert 400 < inside < tokens_at_once(large, default, 20) < 1000
+    residual = tokens_at_once(large, space_classes(("residual-matrix", "logit")), 20)
+    assert residual > 3 * inside
+    assert tokens_at_once(large, space_classes(("logit", "token-logit")), 20) == 4096
+
+
+def test_bf16_gives_the_same_responses(model, fresh_model, chunks: ChunkReader, columns) -> None:
+    half = fresh_model()
+    half.model.to(torch.bfloat16)
+    plain = replace(SETTINGS, project=0, batch_tokens=4096)
+    batch = chunks.batch(np.arange(6))
+    fits = [(m, fit_closed(m, chunks, columns, K, plain)) for m in (half, model)]
+    found, expected = (measure_linear(SteeredModel.of(*each), batch) for each in fits)
+    assert found.dtype == np.float64
+    assert np.mean([pearson(a, b) for a, b in zip(found, expected, strict=True)]) > 0.97

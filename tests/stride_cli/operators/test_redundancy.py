@@ -94,11 +94,6 @@ def test_chunks_without_gradient_share_nothing() -> None:
     assert again is not None and again.means.tolist() == [0.0]
 
 
-def test_many_chunks_have_few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redundancy, "shared_directions", lambda count: 2)
-    assert Redundancy.of(projected(gradients())).vectors.shape == (N, 2)
-
-
 def test_it_is_read_as_it_was_stored() -> None:
     found = Redundancy.of(projected(gradients()))
     again = read_redundancy(found.arrays(), STORED, N)

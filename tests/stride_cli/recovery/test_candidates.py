@@ -42,19 +42,6 @@ def test_they_hold_what_matters_also_beyond_the_support() -> None:
     assert share >= np.isin(large, found.indices).mean()
 
 
-def test_the_estimate_is_the_debiased_lasso() -> None:
-    columns, _, _, found = planted(120, 5)
-    M = np.zeros((120, N))
-    M[columns.T.astype(int), np.arange(N)] = 1
-    free = max(0.3, 1 - len(found.indices) / 120)
-    estimate = M.T @ found.residual / ((DEGREE - DEGREE**2 / 120) * free)
-    estimate[found.indices] += found.values
-    strength = np.where(estimate > 0, estimate, -0.3 * estimate)
-    for count in (1, 7, 90):
-        best = np.sort(np.argsort(-strength, kind="stable")[:count])
-        np.testing.assert_array_equal(candidates(columns, found, count).chunks, best)
-
-
 @pytest.mark.parametrize("n_subsets", [30, 200])
 def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
     """The error's size is known from the residual alone, nearly; together the two find more."""
