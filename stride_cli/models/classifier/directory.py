@@ -255,7 +255,7 @@ def outline(path: str | Path) -> Outline:
 
 
 def training_columns(path: str | Path) -> Columns:
-    """Which columns of its file a classifier was trained on."""
+    """Columns of its file that a classifier was trained on."""
     return _columns(_read_description(Path(path).expanduser())[0])
 
 
@@ -329,7 +329,7 @@ def find_row(model: ClassifierModel, wanted: str | int) -> int:
 
 
 def _read_description(directory: Path) -> tuple[dict[str, Any], str]:
-    """What classifier.json holds, and the code of the network; empty for one of ours."""
+    """Read classifier.json, and the code of the network: empty for one of ours."""
     file = directory / FILE_NAME
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
