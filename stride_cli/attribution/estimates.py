@@ -187,6 +187,7 @@ class Estimate:
         """Standard deviation of the sum of projections and pairs, each at variance 1."""
         own = self.pairs
         # of pairs all but a few chunks have the same number, which drops out
+        # cov(a, b) = Σ a b / n, as projections have mean 0
         shared = float(own.scores @ self.by_projections(own.chunks))
         covariance = shared / own.spread / max(1, self.n_chunks)
         return float(np.sqrt(max(0.0, own.varied + self._varied + 2.0 * covariance)))
@@ -358,6 +359,7 @@ class Posteriors:
                 (chunks[others], values[others] + exact.offset, stands_for),
                 (exact.chunks, exact.influences + exact.offset, 1.0),
             ]
+            # what is shared is taken from the estimates, so that the distribution is of what is left
             shared = Shared.of(directions, ridge, products)
             values = values - shared[chunks]
         slope = 0.0
@@ -369,6 +371,7 @@ class Posteriors:
             known[places] = exact.influences[own]
             if shared is not None:
                 known[places] -= shared[exact.chunks[own]]
+            # exact values have no errors, and weigh most in the line
             errors[places] = 0.0
             slope = _slope(known, errors, scores)
             values = values - slope * scores
@@ -403,6 +406,7 @@ class Posteriors:
         means, variances = means.copy(), np.zeros(self.n_chunks)
         some = spread > 0
         away = (values - predicted)[some] / spread[some]
+        # in units of the errors the posterior is one function, whatever a chunk's step
         variances[some] = np.square(spread[some]) * self.posterior.variances(away)
         if self.shared is not None:
             means += self.shared[0 : self.n_chunks]
@@ -433,6 +437,7 @@ class Posteriors:
             # exact values take the place of these: not kept here, and not counted above a threshold
             own, others = own.copy(), together.copy()
             first, last = np.searchsorted(without, [start, stop])
+            # `without` is ascending: those of this range lie together
             inside = without[first:last] - start
             own[inside], others[inside] = 0.0, -np.inf
             above += self._above(others, spread, predicted, thresholds)
@@ -478,6 +483,7 @@ def _slope(values: np.ndarray, spread: np.ndarray, scores: np.ndarray) -> float:
     size = float(weights @ np.square(away))
     if not size > 0:
         return 0.0
+    # weighted least squares, and its residuals
     slope = float((weights * away) @ values) / size
     left = values - weights @ values - slope * away
     # robust to errors of different sizes (White, Econometrica 48, 1980)

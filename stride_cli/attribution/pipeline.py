@@ -296,18 +296,21 @@ class Pipeline:
         """
         found, losses, agreements = [], [], []
         # a spot check is of the first query alone: exact measurement takes a continuation for each subset
+        # 1. Batch by batch; parts of a query may lie in several
         for number, batch in enumerate(batches):
             responses, loss, agreement = self._measure_batch(batch, check if number == 0 else None)
             found.append(responses)
             losses.append(loss)
             agreements.append(agreement)
+        # 2. Parts make queries
         responses, loss = gather(np.concatenate(found)), gather(np.concatenate(losses))
-        # a NaN would go through the Lasso unseen, and come out as no influence at all
+        # refused before anything is made of it, with what helps
         if not (np.isfinite(responses).all() and np.isfinite(loss).all()):
             raise NumericalError(
                 "a measured response or loss is not finite",
                 fix="run with --dtype fp32, or fit the operators anew",
             )
+        # 3. y, in which the Lasso explains them
         known = [each for each in agreements if each is not None]
         y, agreement = self.explained(responses), min(known, default=None)
         return Measurement(self.columns, responses, y, loss, self.settings.method, agreement)
@@ -426,7 +429,7 @@ class Pipeline:
         wanted = [self._candidates(each) for each in estimates]
         rows = np.unique(np.concatenate([own.chunks for own in wanted]))
         products = exact_products(self.steered, batches, chunks, rows)
-        # exact products are in nats of the whole loss; w is in the unit of the Lasso's weights
+        # P is a product of gradients; w = a P − b is in the unit of the Lasso's weights
         factors, offsets = influence_unit(
             self.steered.operators,
             chunks.typical,
@@ -446,7 +449,7 @@ class Pipeline:
         if not self.settings.reads:
             return Candidates(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
         assert estimate.lasso is not None
-        # half are chosen by projections alone, whose errors are known: recall can be stated of these
+        # projections alone, whose errors are known, choose half of them
         alone = None if estimate.of.asked is None else estimate.by_projections
         return candidates(self.columns, estimate.lasso, self.settings.reads, estimate.strength, alone)
 
@@ -478,6 +481,7 @@ def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings
     from stride_cli.recovery.conditioning import corrections, tell
     from stride_cli.recovery.recall import TOP, counts_others
 
+    # the certificate stays the Lasso's own: it says nothing of estimates
     lasso, (y,) = estimate.lasso, measurement.y
     assert lasso is not None
     if not settings.estimated:
@@ -504,6 +508,7 @@ def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings
             exactly, intercept = measurement.method == "linear", settings.lasso.intercept
             left = corrections(measurement.columns, y, means, variances, exact=exactly, intercept=intercept)
             values = values + left[others]
+        # 4. Both in order of their chunks, as solutions are
         indices = np.concatenate([exact.chunks, others])
         order = np.argsort(indices)
         found = replace(lasso, indices=indices[order], values=np.concatenate([shown, values])[order])
@@ -585,6 +590,7 @@ def judge(
     # 1. An answer that was found as null answers were is compared as it is
     like, looks = pipeline.settings.like(default.settings), pipeline.settings.looks_at_chunks
     loss = float(measurement.losses[0])
+    # null answers were measured by their strongest document, and so is this
     chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
     if like and looks and calibration.read is not None:
         return calibration.judge(loss, strongest_document(solution, chunk_document), scored, read=True), True

@@ -97,6 +97,7 @@ def fit_spaces(model: AttributableModel, chunks: ChunkReader, settings: ClosedSe
         damping=settings.damping if settings.curvature == "kronecker" else None,
         all_labels=settings.curvature == "exact",
     )
+    # without a damping bases are orthonormal, and F is solved in the gates
     steered = fit_bases(model, chunks, settings.spaces, options)
     return replace(steered, averaged=settings.residuals == "average", normalized=settings.normalize)
 
@@ -163,9 +164,11 @@ def fit_closed(
     gates = []
     for total, own in zip(sums, fisher, strict=True):
         mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
+        # ḡ_k = (M G)_k / |A_k|; an empty subset has zeros, and no gate
         if own is None:  # whitened: F = I, and its damping is in the bases
             gates.append(mean if settings.stability == 1 else mean.div_(settings.stability))
             continue
+        # drawn labels give one row a chunk: F has no more eigenvalues than these that are not zero
         drawn = settings.curvature != "exact"
         gates.append(
             solve_gates(
@@ -183,6 +186,7 @@ def fit_closed(
         layer=settings.layer,
         fit="closed",
         seen=np.ones(chunks.n_chunks, dtype=np.uint8),
+        # gates that are plain means say of a single chunk what they say of a subset
         direct_scale=1.0 / settings.stability if is_whitened(settings) else None,
         averaged=steered.averaged,
         normalized=steered.normalized,
@@ -215,10 +219,12 @@ def _average_over_trajectory(
     """Make M G and F means over the checkpoints of the training, in place: the bases are the final model's,
     so that a gate is the same direction in weights throughout."""
     opener = Opener.like(steered.model)
+    # the final model has what the checkpoints leave of the training
     own = 1.0 - sum(share for _, share in settings.trajectory)
     totals = [total for total in (*sums, *fisher) if total is not None]
     for total in totals:
         total.mul_(own)
+    # every checkpoint goes over the corpus in the same batches
     plan = chunks.plan(settings.batch_tokens)
     for path, share in settings.trajectory:
         earlier = replace(steered, model=opener.load(path))

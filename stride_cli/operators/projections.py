@@ -60,6 +60,7 @@ class Folding:
         self._on_device: DeviceFolding | None = None
         # anywhere: what has a pattern in its own space, as the leading directions of a matrix, meets nothing
         # of the kind where gates fall together
+        # a stretch may run over the end, and goes on at the beginning
         self._starts = random.integers(0, count, -(-size // STRETCH))
         self._signs = _signs(random, size)
         self._flips = _signs(random, count)  # between two turns, of which the second would undo the first
@@ -86,6 +87,7 @@ class Folding:
         """Fold gradients on a device, where they stay."""
         from stride_cli.operators.device_sums import DeviceFolding
 
+        # made once, for all batches
         if self._on_device is None:
             gates = np.arange(len(self._signs))
             places = (self._starts[gates // STRETCH] + gates % STRETCH) % self.count
@@ -222,6 +224,7 @@ def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -
         return None
     shape = int(attributes["projected"]), int(attributes["project"])
     codes, step = (arrays.get(f"projection_{name}", np.zeros(0)) for name in ("codes", "step"))
+    # both arrays are looked at before any is read: kernels take their shapes for granted
     found = [(each.shape, each.dtype) for each in (codes, step)]
     if found != [(shape, np.uint8), (shape[:1], np.float32)] or shape[1] % 8:
         raise IndexDamaged(
@@ -260,6 +263,7 @@ class Projector:
             self._codes = np.zeros((n_chunks, size), np.uint8)
             self._step = np.zeros(n_chunks, np.float32)
         else:
+            # a pass that is gone on with finds what it had written there
             make_room(folder, n_chunks, size)
             self._codes = np.memmap(folder / "codes", np.uint8, "r+", shape=(n_chunks, size))
             self._step = np.memmap(folder / "step", np.float32, "r+", shape=(n_chunks,))

@@ -57,6 +57,7 @@ class SubsetSums:
         weights = np.ascontiguousarray(share[:, 0].numpy())
         for total, gradient in zip(self._sums, gradients, strict=True):
             own = np.ascontiguousarray(gradient.float().cpu().numpy())
+            # threads have gates of their own, not chunks: no sum depends on how many there are
             cuts = side_by_side.stretches(own.shape[1], torch.get_num_threads())
             pieces = [(total.numpy(), rows, own, chunks, weights, cut.start, cut.stop) for cut in cuts]
             side_by_side.each(lambda piece: add_rows(*piece), pieces)
@@ -135,6 +136,7 @@ class DeviceSums(SubsetSums):
             self._sums = []
 
     def sums(self) -> list[torch.Tensor]:
+        # with one turn nothing is kept in memory
         if self.turns == 1:
             return [held.cpu() for held in self._held]
         for total, held in zip(self._sums, self._held, strict=True):
@@ -158,9 +160,9 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
         return SubsetSums(n_subsets, sizes)
     gates, free = sum(sizes), free_bytes(device)
     rows = rows_at_once(n_subsets, gates, device, beside=beside)
+    # as few passes as there is room for, and each of about as many subsets
     turns = -(-n_subsets // rows)
     each = -(-n_subsets // turns)
-    # moving gradients to memory costs less than many more passes through the model
     whole = f"{n_subsets:,} subsets × {gates:,} gates, {_needs(n_subsets, gates)},"
     of_free = "" if free is None else f" of {size_in_words(free)} that are free"
     if turns == 1:
@@ -187,6 +189,7 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
         return n_subsets
     # a quarter: see `tokens_at_once`
     batch = total_bytes(device) // 4 + _HEAD_COPIES * block_bytes(device)
+    # what is left, in float32 numbers, is for sums
     room = free - batch - beside
     return max(1, min(n_subsets, room // max(1, 4 * gate_size)))
 

@@ -41,6 +41,7 @@ def at_place_kernel(scores, place):
     """
     first, last = 0, len(scores) - 1
     while first < last:
+        # the middle one: scores that are sorted already are halved each time
         pivot = scores[(first + last) // 2]
         i, j = first, last
         while i <= j:
@@ -52,6 +53,7 @@ def at_place_kernel(scores, place):
                 scores[i], scores[j] = scores[j], scores[i]
                 i += 1
                 j -= 1
+        # what is between j and i equals the pivot, and is where it belongs
         if place <= j:
             last = j
         elif place >= i:
@@ -81,6 +83,7 @@ def keep_largest_kernel(ids, values, count, keep, signed):
         if scores[i] > cut or (scores[i] == cut and spare > 0):
             if scores[i] == cut:
                 spare -= 1
+            # towards the front: nothing that is still to be read is overwritten
             ids[at] = ids[i]
             values[at] = values[i]
             at += 1
