@@ -91,3 +91,8 @@ def check_text(text: str, what: str) -> None:
         ) from None
     if "\0" in text:
         raise QueryError(f"{what} contains a NUL character", fix="remove it")
+
+
+def refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python reads in JSON and the standard does not have."""
+    raise ValueError(f"{constant} is no JSON number")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stride_cli import output
+from stride_cli.characters import refuse_constant
 from stride_cli.corpus.sources import SKIPS_TOLD
 from stride_cli.data.query_files import prompt_id, prompt_texts
 from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, first_line, located
@@ -259,7 +260,7 @@ def _record(line: str) -> dict[str, Any]:
     if first not in '{"':
         return {"prompt": line}
     try:
-        found = json_module.loads(line, parse_constant=_refuse)
+        found = json_module.loads(line, parse_constant=refuse_constant)
     except RecursionError:
         raise QueryError("the line is JSON that is nested too deeply", fix='{"prompt": "…"}') from None
     except ValueError as error:
@@ -272,7 +273,3 @@ def _record(line: str) -> dict[str, Any]:
             f"the line is broken JSON: {why}", fix="one JSON object a line, or plain prompts"
         ) from None
     return found if isinstance(found, dict) else {"prompt": found}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stride_cli.characters import shortened
+from stride_cli.characters import refuse_constant, shortened
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.schema import json_schema
 
@@ -54,7 +54,7 @@ def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
         where = f"{source}:{number}"
         try:
             line.encode()
-            record = json.loads(line, parse_constant=_refuse)
+            record = json.loads(line, parse_constant=refuse_constant)
         except UnicodeEncodeError as error:
             raise QueryError(f"{where} is not UTF-8, so it holds no record", fix=_FIX) from error
         except RecursionError as error:
@@ -74,10 +74,6 @@ def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
     if not answers:
         raise QueryError(f"{source} holds no answer, and a report needs one or more", fix=_FIX)
     return answers
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _problems(value: Any, schema: Mapping[str, Any], name: str = "") -> Iterator[str]:

@@ -29,7 +29,8 @@ def thumbnail(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | fl
     step = max(1, -(-max(image.shape[:2]) // _LARGEST))
     spread = float(high) - float(low)
     shades = np.clip((image[::step, ::step] - float(low)) / (spread if spread > 0 else 1.0), 0, 1)
-    return _address("image/png", png(np.round(255 * shades).astype(np.uint8)))
+    content = png(np.round(255 * shades).astype(np.uint8))
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def value_range(inputs: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | float]:
@@ -80,8 +81,4 @@ def _bars(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {4 * len(values)} 60" width="64" height="64" '
         f'preserveAspectRatio="none" fill="#4c8dd6">{bars}</svg>'
     )
-    return _address("image/svg+xml", drawn.encode())
-
-
-def _address(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"

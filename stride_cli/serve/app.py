@@ -90,15 +90,10 @@ class Service:
         answer = await asyncio.wrap_future(self._ask(index, question.single(), question.options))
         return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
 
-    async def passages(self, request: Request) -> Response:
-        """Find the sentences of an answer's documents that carry their influence."""
+    async def detail(self, record: Callable[..., Any], request: Request) -> Response:
+        """Give a further record of an answer: its passages, or its tokens."""
         index, prompt, options, _ = await self._about(request)
-        return _json(await self._run(partial(passages_record, index, prompt, options)))
-
-    async def tokens(self, request: Request) -> Response:
-        """Find the influences on each token of an answer's response."""
-        index, prompt, options, _ = await self._about(request)
-        return _json(await self._run(partial(tokens_record, index, prompt, options)))
+        return _json(await self._run(partial(record, index, prompt, options)))
 
     async def document(self, request: Request) -> Response:
         """Show a whole document; of a POST, beside an answer: what they share, and what of it moves that."""
@@ -227,8 +222,8 @@ def build_app(service: Service, address: Address) -> Guard:
     routes += [
         Route("/indexes", service.indexes),
         Route("/query", service.query, methods=["POST"]),
-        Route("/passages", service.passages, methods=["POST"]),
-        Route("/tokens", service.tokens, methods=["POST"]),
+        Route("/passages", partial(service.detail, passages_record), methods=["POST"]),
+        Route("/tokens", partial(service.detail, tokens_record), methods=["POST"]),
         Route("/document", service.document, methods=["GET", "POST"]),
         Route("/export", service.export, methods=["POST"]),
         Route("/verify", service.verify, methods=["POST"]),

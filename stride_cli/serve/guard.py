@@ -96,7 +96,12 @@ class Guard:
         try:
             check(scope, self._address)
         except Refusal as refusal:
-            await _refuse(refusal, protected)
+            body = to_json(error_record(refusal)).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            if refusal.status == 401:
+                headers.append((b"www-authenticate", b"Bearer"))
+            await protected({"type": "http.response.start", "status": refusal.status, "headers": headers})
+            await protected({"type": "http.response.body", "body": body})
         else:
             await self._app(scope, receive, protected)
 
@@ -133,12 +138,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-async def _refuse(refusal: Refusal, send: Send) -> None:
-    body = to_json(error_record(refusal)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.characters import check_text, one_line, shortened
+from stride_cli.characters import check_text, one_line, refuse_constant, shortened
 from stride_cli.corpus.documents import type_name
 from stride_cli.data.query_files import PROMPT_TEXTS, prompt_id, prompt_texts
 from stride_cli.errors import QueryError, StrideError, UsageError, first_line
@@ -65,7 +65,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     UsageError      it is no JSON, or JSON of something else
     """
     try:
-        found = json.loads(body.decode(), parse_constant=_refuse)
+        found = json.loads(body.decode(), parse_constant=refuse_constant)
     except UnicodeDecodeError:
         raise UsageError("the body is not UTF-8", fix="send JSON in UTF-8") from None
     except RecursionError:
@@ -164,7 +164,3 @@ def _value(given: Mapping[str, Any], key: str, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"'{key}' is {type_name(value)} (expected {_KINDS[kind]})", fix=f"leave '{key}' out")
     return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")

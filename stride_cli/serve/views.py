@@ -8,10 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from stride_cli.attribution.frames import CsvTable
-from stride_cli.attribution.passages import words
+from stride_cli.attribution.passages import carried_parts, response_pieces, words
 from stride_cli.output import to_json
 
 if TYPE_CHECKING:
@@ -85,12 +83,19 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     slope = None if answer.scale is None else answer.scale.slope
     factor = 1.0 if slope is None else slope
     passages = likest_passages(session.workspace, answer.query, found.strongest.tolist())
+    # the response, cut at its tokens; those that are scored have a row each
+    rows = {int(place): row for row, place in enumerate(found.positions)}
+    pieces: list[PieceRecord] = []
+    start = 0
+    for text, place in response_pieces(session.model.tokenizer, answer.query):
+        pieces.append({"text": text, "start": start, "row": None if place is None else rows.get(place)})
+        start += len(text)
     return {
         "schema": "stride.tokens/1",
         "index": index.name,
         "prompt": answer.query.prompt,
         "response": answer.query.response,
-        "pieces": _pieces(session, answer, found.positions),
+        "pieces": pieces,
         "documents": [session.index.document_id(int(number)) for number in found.documents],
         "passages": [passages[chunk] for chunk in found.strongest.tolist()],
         "influence": (factor * found.values).tolist(),
@@ -101,19 +106,6 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "method": _METHOD,
         "seconds": time.perf_counter() - begun,
     }
-
-
-def _pieces(session: Session, answer: Answer, positions: np.ndarray) -> list[PieceRecord]:
-    """Cut the response at its tokens; `positions` are those of scored ones, a row each."""
-    from stride_cli.attribution.passages import response_pieces
-
-    rows = {int(place): row for row, place in enumerate(positions)}
-    pieces: list[PieceRecord] = []
-    start = 0
-    for text, place in response_pieces(session.model.tokenizer, answer.query):
-        pieces.append({"text": text, "start": start, "row": None if place is None else rows.get(place)})
-        start += len(text)
-    return pieces
 
 
 def document_record(
@@ -156,8 +148,6 @@ def document_record(
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
     """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
-    from stride_cli.attribution.passages import carried_parts
-
     solution = answer.influences
     weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
     for each in chunks:
