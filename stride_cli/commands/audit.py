@@ -137,17 +137,8 @@ def _write(findings: list, format: str | None, json: bool, benchmark: str, index
 def _print(findings: list) -> None:
     from stride_cli.commands.tables import print_table
 
-    columns = [
-        "item",
-        "verdict",
-        "q",
-        "n-grams",
-        "longest",
-        "loss",
-        "below controls",
-        "influence",
-        "document",
-    ]
+    columns = ["item", "verdict", "q", "n-grams", "longest"]
+    columns += ["loss", "below controls", "influence", "document"]
     rows = []
     for found in findings:
         words, effect = found.lexical, found.effect

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stride_cli.training.ending import Ending
     from stride_cli.training.runs import Trained
 
-# options that no corpus of texts has use for
+# options that no corpus of texts has use for: they tell that a classifier is wanted
 _TELLING = ("network", "label", "rows", "rows_file", "holdout")
 
 app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
@@ -77,7 +77,7 @@ def train(
     """
     begin = time.monotonic()
     language, examples = (TrainOptions, *READING), (ClassifierOptions, ColumnOptions)
-    if _wants_classifier(corpus, given):
+    if any(is_examples(source) for source in corpus) or any(given.get(name) for name in _TELLING):
         refuse_foreign(
             given,
             examples,
@@ -104,11 +104,6 @@ def train(
     _report(trained, time.monotonic() - begin, json, ending)
     show_ending(ending)
     _next(corpus, out)
-
-
-def _wants_classifier(sources: Sequence[str], given: Mapping[str, Any]) -> bool:
-    """Whether `stride model train` is asked for a classifier: by its file, or by an option of classifiers."""
-    return any(is_examples(source) for source in sources) or any(given.get(name) for name in _TELLING)
 
 
 def _train_classifier(

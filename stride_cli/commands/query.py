@@ -133,19 +133,14 @@ def show_answers(
     with out.opened() as take:
         bad.emit = take
         for prompt, answer in found:
-            take(_record(prompt, answer, verbose))
+            record = {} if prompt.id is None else {"id": prompt.id}
+            record |= answer.to_record()
+            if verbose:
+                from stride_cli.report.explanation import explain
+
+                record["explanation"] = explain(record)
+            take(record)
     return answer
-
-
-def _record(prompt: Prompt, answer: Any, verbose: bool) -> dict[str, Any]:
-    """The answer's record, with what only the command knows."""
-    named = {} if prompt.id is None else {"id": prompt.id}
-    found: dict[str, Any] = {**named, **answer.to_record()}
-    if verbose:
-        from stride_cli.report.explanation import explain
-
-        found["explanation"] = explain(found)
-    return found
 
 
 def _shared(where: WorkspacePath, sharing: SharingOptions) -> SharedSession:

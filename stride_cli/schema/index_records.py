@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+# meanings that several records have
+SubsetSize = Annotated[float, "n·d / K, the mean size of a subset"]
+Neighbours = Annotated[
+    float, "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it"
+]
+Overlapping = Annotated[float, "other chunks that share d / 3 or more, expected"]
+
 
 class IndexSummary(TypedDict):
     index: Annotated[str, "path of the index"]
@@ -33,12 +40,9 @@ class IndexRecord(IndexSummary):
 class IndexInfoRecord(IndexSummary):
     schema: Literal["stride.index_info/1"]
     seed: Annotated[int, "of the design"]
-    chunks_per_subset: Annotated[float, "n·d / K, the mean size of a subset"]
-    expected_neighbours: Annotated[
-        float,
-        "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it",
-    ]
-    expected_overlapping: Annotated[float, "other chunks that share d / 3 or more, expected"]
+    chunks_per_subset: SubsetSize
+    expected_neighbours: Neighbours
+    expected_overlapping: Overlapping
     texts: Annotated[bool, "whether the documents' texts are in the index"]
     operators: Annotated[dict[str, Any] | None, "how they were fitted; null: stride train has not been run"]
     truth: Annotated[dict[str, Any] | None, "models retrained on random subsets; null where there are none"]
@@ -56,14 +60,11 @@ class IndexPlanRecord(TypedDict):
     n_tokens: Annotated[int | None, "tokens; null with --chunks"]
     n_subsets: Annotated[int, "K"]
     degree: Annotated[int, "d, the subsets of a chunk"]
-    chunks_per_subset: Annotated[float, "n·d / K, the mean size of a subset"]
+    chunks_per_subset: SubsetSize
     coverage_closed: Annotated[float, "share of the chunks that the closed form sees"]
     coverage_sgd: Annotated[float, "share that the published recipe is expected to see"]
-    expected_neighbours: Annotated[
-        float,
-        "other chunks that share at least d − 1 of a chunk's subsets, expected: hardly told apart from it",
-    ]
-    expected_overlapping: Annotated[float, "other chunks that share d / 3 or more, expected"]
+    expected_neighbours: Neighbours
+    expected_overlapping: Overlapping
     gate_dimension: Annotated[int, "p, numbers of one operator"]
     gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"]
     projection_bytes: Annotated[int, "what --project keeps on disk; of all models"]

@@ -83,10 +83,8 @@ def test_another_corpus_or_model_is_told_and_nothing_is_lost(
     [
         ("{corpus} X", "no model to ask", "--train"),
         ("- X --model m", "stdin|found -", "stride index build -"),
-        ("{corpus} --model m", "give a prompt", "stride ask"),
         ("{corpus} X - --model m", "- reads all prompts", "drop them"),
         ("'{corpus}/*.jsonl' X --model m", "no single file", "--index corpus.stride"),
-        ("{corpus} ' ' --model m", "the prompt is empty", "stride ask"),
     ],
 )
 def test_what_cannot_be_asked_is_told_before_anything_is_made(

@@ -43,12 +43,10 @@ def place(run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("audit no-prompt.jsonl --index bare.stride", "no-prompt.jsonl:1"),
         ("audit no-text.jsonl --index bare.stride", "no-text.jsonl:1"),
-        ("audit empty.jsonl --index bare.stride", "empty.jsonl: expected at least one document"),
         ("audit spaces.jsonl --index bare.stride", "spaces.jsonl: expected at least one document"),
         ("audit item.jsonl --controls empty.jsonl --index bare.stride", "empty.jsonl: expected at least one"),
         ("audit item.jsonl --index bare.stride", "no operators"),
         ("query 1 --index bare.stride", "no operators"),
-        ("report 1 --index bare.stride --out page.html", "no operators"),
         ("select item.jsonl --size 5 --index bare.stride --out chosen", "is of a classifier"),
         ("report --answers empty.jsonl --out page.html", "holds no answer"),
         ("query --file empty.jsonl --index gone.stride", "gone.stride"),
