@@ -20,17 +20,10 @@ class Chance:
     """Independent standard normal scores.
 
     They follow from the workspace's seed and the query's tokens, not from the order or grouping of queries.
-
-    Parameters
-    ----------
-    draw : int      another number gives other scores
     """
 
     name = "chance"
     bytes_per_chunk = 0.0
-
-    def __init__(self, *, draw: int = 0) -> None:
-        self.draw = draw
 
     def fit(self, workspace: Workspace) -> None:
         self._seed = workspace.seed
@@ -42,6 +35,6 @@ class Chance:
             for position, row in enumerate(rows):
                 content = queries.ids[row].tobytes() + queries.weights[row].tobytes()
                 number = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
-                random = stream(self._seed, "chance scores", self.draw, number)
+                random = stream(self._seed, "chance scores", 0, number)
                 block[position] = random.standard_normal(self._n_chunks, dtype=np.float32)
             yield block

@@ -8,8 +8,8 @@ from stride_cli.research.methods.chance import Chance
 from stride_cli.research.methods.protocol import score_all
 
 
-def scores(task, queries, **options) -> np.ndarray:
-    method = Chance(**options)
+def scores(task, queries) -> np.ndarray:
+    method = Chance()
     method.fit(task)
     return score_all(method, queries)
 
@@ -20,5 +20,4 @@ def test_moments_and_streams(make_task, make_queries, sentences) -> None:
     assert abs(drawn.mean()) < 0.02 and abs(drawn.std() - 1) < 0.02
     assert abs(np.corrcoef(drawn[0], drawn[1])[0, 1]) < 0.15
     task = make_task(sentences)
-    assert not np.array_equal(scores(task, queries), scores(task, queries, draw=1))
     assert not np.array_equal(scores(task, queries), scores(make_task(sentences, seed=4), queries))
