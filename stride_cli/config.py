@@ -41,7 +41,7 @@ class GeneralSettings(Options):
 
 @dataclass(frozen=True)
 class Placement(Options):
-    """Where a model runs, and in which precision."""
+    """Device and precision of a model."""
 
     device: str = option(
         "auto",
@@ -155,7 +155,7 @@ def _nearest(name: str, known: list[str]) -> str | None:
 
 
 def kernel_cache_setting() -> Setting:
-    """Where compiled kernels are kept: no setting of stride.yaml, but a place that users look for."""
+    """Describe where compiled kernels are kept: no setting of stride.yaml, but users look for it."""
     from stride_cli.startup import kernel_cache
 
     place = kernel_cache()

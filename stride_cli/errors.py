@@ -1,4 +1,4 @@
-"""What can go wrong, each with its exit code and what to do next."""
+"""Errors, each with its exit code and what to do next."""
 
 from __future__ import annotations
 
@@ -76,8 +76,10 @@ def located(error: StrideError, where: str) -> StrideError:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, of the machine or of a device: torch has a class for the second,
-    and words alone for the first."""
+    """True where there was too little memory, of the machine or of a device.
+
+    torch has a class for the second, and words alone for the first.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

@@ -27,7 +27,7 @@ _MOST = 2**63 - 1  # what arrays and C code hold of a whole number
 
 @dataclass(frozen=True)
 class About:
-    """What a field says of its option, beside type and default.
+    """Properties of an option that its field declares, beside type and default.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class Entry:
         )
 
     def _expected_of(self, value: Any) -> str:
-        """What is said of a value that is not allowed."""
+        """Describe what was expected in place of a value that is not allowed."""
         if isinstance(value, str) and not self.about.choices:
             return "characters of a name" if value else "some text"
         too_large = isinstance(value, int | float) and self.about.high is None and abs(value) > _MOST
@@ -154,7 +154,7 @@ def _shown(value: Any) -> Any:
 
 
 def _names_a_file(text: str) -> bool:
-    """Whether the system takes the text as a name: no NUL, no half of a surrogate pair."""
+    """True where the system takes the text as a name: no NUL, no half of a surrogate pair."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -215,7 +215,7 @@ class Options:
 
 
 def own(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is of this dataclass among values by name."""
+    """Select the fields of this dataclass among values by name."""
     return {name: value for name, value in given.items() if name in entries(cls)}
 
 

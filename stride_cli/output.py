@@ -1,4 +1,4 @@
-"""Where results and talk go: data on stdout, everything else on stderr."""
+"""Output: data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _nothing(number: int, mode: str) -> Any:
 
 
 def wants_json(flag: bool) -> bool:
-    """Whether JSON Lines are asked for with --json, or stdout is no terminal."""
+    """True where JSON Lines are asked for with --json, or stdout is no terminal."""
     return flag or not sys.stdout.isatty()
 
 
@@ -88,7 +88,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Ticker:
-    """What a long task calls as it goes on; this one tells nobody."""
+    """Progress that a long task reports; this one tells nobody."""
 
     def advance(self, amount: float = 1) -> None:
         """So many units more are done."""

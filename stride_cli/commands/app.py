@@ -192,7 +192,7 @@ def _say_error(error: Exception) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether it is our stdout or stderr that nobody reads any more, and not a pipe to another process."""
+    """True where it is our stdout or stderr that nobody reads any more, not a pipe to another process."""
     if not hasattr(select, "poll"):
         return True
     for stream in (sys.stdout, sys.stderr):

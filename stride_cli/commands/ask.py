@@ -134,7 +134,7 @@ def ask(
 
 
 def _next(answer: Answer, index: Index, where: Location) -> None:
-    """How an answer is put to the test, where its model can be trained again."""
+    """Name the command that puts an answer to the test, where its model can be trained again."""
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.loading import path_of_model
 

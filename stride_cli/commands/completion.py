@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed behind an option: fixed values, methods, spaces, indexes.
+"""Offers of a shell when Tab is pressed behind an option: fixed values, methods, spaces, indexes.
 
 Light to import, as a Tab should be answered at once. typer offers an option's listed choices by itself.
 """

@@ -199,7 +199,7 @@ def info(
     held: Annotated[StreamOptions, STREAM],
     json: Json = False,
 ) -> None:
-    """What a checkpoint is: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
+    """Describe a checkpoint: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.loading import describe_model
 
     with streaming(held):
@@ -215,7 +215,7 @@ def _next(corpus: list[str], out: Path) -> None:
 
 
 def show_ending(ending: Ending) -> None:
-    """How a trained model goes on, on stderr, and what is to be known before it is asked."""
+    """Show on stderr how a trained model goes on, and what to know before asking it."""
     output.note("it goes on from beginnings of its corpus:")
     for beginning, continuation in ending.continuations:
         output.note(f"  {one_line(beginning)} … {one_line(continuation).strip() or '(nothing)'}")

@@ -114,7 +114,7 @@ class Flags:
         return inspect.Parameter("field", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def _left_open(self, entry: Entry) -> bool:
-        """Whether not giving an option says no value: stride.yaml may have one, or its default differs."""
+        """True where an option that is not given is open: stride.yaml may say, or its default differs."""
         defaults = [entries(cls)[entry.name].default for cls in self._classes if entry.name in entries(cls)]
         return entry.about.setting or entry.default == () or any(each != defaults[0] for each in defaults)
 
@@ -162,7 +162,7 @@ class Flags:
 
 
 def flag_of(entry: Entry, help: str | None = None, panel: str | None = None) -> Any:
-    """What typer is to know of an option."""
+    """Declare an option for typer."""
     about, offered = entry.about, (*entry.about.choices, *entry.about.suggest)
     return typer.Option(
         f"{entry.flag}/{about.off}" if about.off else entry.flag,

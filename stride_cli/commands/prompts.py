@@ -47,7 +47,7 @@ class Prompt:
 
 
 class BadInput:
-    """What becomes of input that cannot be used: the first ends the command, or all are told or recorded.
+    """Handles input that cannot be used: the first ends the command, or all are told or recorded.
 
     Parameters
     ----------

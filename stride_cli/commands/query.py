@@ -172,7 +172,7 @@ class AnswerOutput:
 
     @property
     def as_json(self) -> bool:
-        """Whether what could not be answered can be a record among the answers."""
+        """True where an error can be a record among the answers."""
         return self.format in ("jsonl", "json")
 
     @contextmanager

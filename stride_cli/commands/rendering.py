@@ -88,7 +88,7 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
 
 
 def _title(record: AnswerRecord) -> Text:
-    """What was asked and what the model said; of many prompts the first few."""
+    """Show the prompt and the response; of many prompts the first few."""
 
     prompts, responses = [record["prompt"]], [record["response"]]
     title = Text()
@@ -110,7 +110,7 @@ def _title(record: AnswerRecord) -> Text:
 
 
 def _how(answer: Answer) -> str:
-    """Where the numbers come from, and what they are not."""
+    """Say where the numbers come from, and what they are not."""
 
     subsets, record = len(answer.solution.residual), answer.to_record()
     found = f"{told.what_scores_are(record)}; "

@@ -29,7 +29,7 @@ def print_table(
 
 
 def text(found: str) -> Text:
-    """What stands in a cell or a title: as it is, whatever brackets are in it, and safe to show."""
+    """Make the text of a cell or a title: as it is, whatever brackets are in it, and safe to show."""
     from rich.text import Text
 
     return Text(one_line(found))

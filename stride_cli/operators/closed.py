@@ -47,7 +47,7 @@ CURVATURES = ("kronecker", "exact")
 
 @dataclass(frozen=True)
 class ClosedSettings:
-    """How the closed form is fitted.
+    """Settings of the closed form.
 
     Attributes
     ----------
@@ -148,8 +148,7 @@ def fit_closed(
         steered,
         chunks,
         PassSettings(settings.batch_tokens, settings.project, settings.seed),
-        columns=columns,
-        n_subsets=n_subsets,
+        design=(columns, n_subsets),
         scratch=scratch,
         save_seconds=save_seconds,
         workers=workers,

@@ -48,7 +48,7 @@ _SUMS_BYTES = 4 << 30  # of all ranges' sums on disk, unless there are workers t
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """Where another process finds the model that is fitted, and the index that it is fitted to.
+    """Paths with which another process opens the model and the index of a fit.
 
     Attributes
     ----------
@@ -111,8 +111,7 @@ def go_over_corpus(
     chunks: ChunkReader,
     settings: PassSettings,
     *,
-    columns: np.ndarray | None = None,
-    n_subsets: int = 0,
+    design: tuple[np.ndarray, int] | None = None,
     known: Projections | None = None,
     scratch: Path | None = None,
     save_seconds: float = 60.0,
@@ -122,7 +121,7 @@ def go_over_corpus(
 
     Parameters
     ----------
-    columns : (n, d) unsigned, optional     the subsets of each chunk, of K; None: nothing is added up
+    design : ((n, d) unsigned, K), optional    the subsets of each chunk, of K; None: nothing is added up
     known : Projections, optional           of the first chunks, by the same folding
     scratch : directory, optional           where an interrupted pass continues from
     save_seconds : float                    how often the pass is saved there
@@ -136,9 +135,8 @@ def go_over_corpus(
     """
     if workers is not None:
         assert scratch is not None
-        return _by_workers(
-            workers, steered, chunks, settings, columns, n_subsets, known, scratch, save_seconds
-        )
+        return _by_workers(workers, steered, chunks, settings, design, known, scratch, save_seconds)
+    columns, n_subsets = design or (None, 0)
     projector = None
     if settings.project:
         size = settings.project
@@ -210,8 +208,7 @@ def _by_workers(
     steered: SteeredModel,
     chunks: ChunkReader,
     settings: PassSettings,
-    columns: np.ndarray | None,
-    n_subsets: int,
+    design: tuple[np.ndarray, int] | None,
     known: Projections | None,
     scratch: Path,
     save_seconds: float,
@@ -221,9 +218,10 @@ def _by_workers(
     Parameters
     ----------
     steered : SteeredModel         of the model that workers open
-    columns, n_subsets : as of `go_over_corpus`; workers read the subsets themselves
+    design : as of `go_over_corpus`; workers read the subsets themselves
     scratch : Path                 that all workers see
     """
+    columns, n_subsets = design or (None, 0)
     folder = scratch.absolute() / "shared"
     folder.mkdir(exist_ok=True)
     # 1. What workers need: bases, initial-model residuals, room for projections

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FitRun:
-    """How a fit is run.
+    """Saving and sharing of a fit.
 
     Attributes
     ----------

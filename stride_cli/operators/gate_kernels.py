@@ -157,7 +157,7 @@ def cosines(words, others, table, out):
 
 @intrinsic
 def _ones(typing: Any, word: Any) -> Any:
-    """How many bits of a word are set: the processor's own instruction."""
+    """Count the bits of a word that are set, by the processor's own instruction."""
 
     def instruction(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])

@@ -21,7 +21,7 @@ from stride_cli.output import progress
 
 @dataclass(frozen=True)
 class PassSettings:
-    """What a pass over the corpus takes of every chunk.
+    """Settings of a pass over the corpus.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class PassSettings:
 
 @dataclass(frozen=True)
 class CorpusSums:
-    """What a pass adds up over chunks.
+    """Sums of a pass over chunks.
 
     Attributes
     ----------

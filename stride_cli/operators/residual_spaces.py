@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _StreamSpace(OperatorSpace):
-    """What both spaces share: they read LN(h) along one basis, and write to h along another, U (d, r)."""
+    """The base of both spaces: they read LN(h) along one basis, and write to h along another, U (d, r)."""
 
     site = "residual"
     U: torch.nn.Parameter

@@ -342,7 +342,7 @@ def _weighted(record: Record) -> list[Record]:
 
 
 def _prominent(record: Record, hit: Record) -> bool:
-    """Whether a document holds clearly more of the influence than its fellows."""
+    """True where a document holds clearly more of the influence than the others."""
     even = 1 / max(1, record["recovery"]["nonzeros"])
     # a solution of a few chunks gives each a large share, whatever they are: all of it is the finding then
     return bool(hit["share"] >= STANDS_OUT and (hit["share"] >= _AHEAD * even or even >= STANDS_OUT))

@@ -79,7 +79,7 @@ _Penalty = TypedDict("_Penalty", {"lambda": Annotated[float, "ℓ1 penalty, in t
 
 
 class RecoveryRecord(_Penalty):
-    """Of the Lasso, whose weights come before any is read from a chunk, made smaller or added to."""
+    """The Lasso, whose weights come before any is read from a chunk, made smaller or added to."""
 
     lambda_ratio: Annotated[float, "λ / λ_max"]
     nonzeros: Annotated[int, "chunks with a weight that is not zero"]

@@ -54,7 +54,7 @@ class Address:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
 
     def is_own(self, host: str) -> bool:
-        """Whether a header Host names this address.
+        """True where a header Host names this address.
 
         Where that is every address of the machine, or this machine alone, so do all names of these that no
         other machine can give out.

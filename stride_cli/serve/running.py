@@ -91,7 +91,7 @@ class Server:
 
     @property
     def local(self) -> bool:
-        """Whether this machine alone can reach it."""
+        """True where this machine alone can reach it."""
         try:
             return ipaddress.ip_address(self.address.host).is_loopback
         except ValueError:

@@ -85,8 +85,7 @@ def train(
     recipe: Recipe,
     *,
     subset: np.ndarray | None = None,
-    state_path: Path | None = None,
-    save_seconds: float = 20.0,
+    kept: tuple[Path, float] | None = None,
     optimizers: list[torch.optim.Optimizer] | None = None,
     after_step: Callable[[int], None] | None = None,
     ticker: Ticker | None = None,
@@ -107,10 +106,9 @@ def train(
     subset : ndarray (n,) bool or (m,) int64, optional
         Train on these chunks only, with as many passes over them as the recipe makes over all (so m/n of its
         steps).
-    state_path : Path, optional
-        A file for the state of the run: read, if there, to go on from.
-    save_seconds : float
-        The state is written this often, or less where writing takes long.
+    kept : (Path, float), optional
+        A file for the state of the run, read, if there, to go on from; and the seconds between two writes,
+        more where writing takes long.
     optimizers : list, optional
         As from `make_optimizers`, for a caller that looks at their states.
     after_step : callable, optional
@@ -133,6 +131,7 @@ def train(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizers = optimizers or make_optimizers(model, recipe)
     state = _State()
+    state_path, save_seconds = kept or (None, 0.0)
     if state_path is not None and state_path.exists():
         state = _restore(state_path, parameters, optimizers, device)
         if ticker is not None:

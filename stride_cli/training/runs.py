@@ -139,8 +139,7 @@ def run_recipe(
             model,
             chunks,
             recipe,
-            state_path=run.state,
-            save_seconds=save_seconds,
+            kept=(run.state, save_seconds),
             after_step=save_checkpoint,
             ticker=ticker,
         )

@@ -97,7 +97,7 @@ def distribution(
     measured: Measured,
     json: Json = False,
 ) -> None:
-    """How influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
+    """Measure how influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
     from stride_cli.commands.tables import number
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.compare import describe_methods, distribution_record

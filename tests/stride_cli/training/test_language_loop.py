@@ -120,10 +120,10 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, cut: int, dtype: str) -> N
     wanted = train(whole, chunks, recipe)
     state = tmp_path / "state.pt"
     with pytest.raises(_Stop):
-        train(initial_model(recipe), chunks, recipe, state_path=state, save_seconds=0, ticker=StopAt(cut + 1))
+        train(initial_model(recipe), chunks, recipe, kept=(state, 0), ticker=StopAt(cut + 1))
     assert state.exists()
     resumed = initial_model(recipe)
-    found = train(resumed, chunks, recipe, state_path=state)
+    found = train(resumed, chunks, recipe, kept=(state, 20))
     assert same_weights(whole, resumed)
     assert (found.log, found.loss, found.tokens) == (wanted.log, wanted.loss, wanted.tokens)
 
