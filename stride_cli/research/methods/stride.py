@@ -103,6 +103,7 @@ class StrideMethod:
             recipe = self._options.recipe
         operators = self._fitted[0][1]
         self._defaults = recovery_defaults(workspace.index, workspace.model, operators.fit, recipe)
+        self._pipeline()  # settings that these operators cannot have are refused before anything is scored
         kept = sum(sum(gate.nbytes for gate in found.gates) for _, found in self._fitted)
         kept += sum(found.projections.nbytes for _, found in self._fitted if found.projections is not None)
         self.bytes_per_chunk = (kept + np.asarray(self._designs.columns).nbytes) / max(1, workspace.n_chunks)
