@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride tune --index run.stride --dry-run
-  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16
+  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16 --html tuning.html
   stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
-  stride tune --index classifier.stride --damping 0.1,1,10,30,100
+  stride tune --index classifier.stride --criterion retrained --damping 0.1,1,10,30,100
   stride tune --index run.stride --criterion truth --space logit --rank 32,96
 """
 
@@ -41,17 +42,23 @@ def tune(
     *,
     where: Fitted,
     given: Annotated[dict[str, Any], Flags(TuneOptions)],
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
     json: Json = False,
 ) -> None:
     """Try settings of the operators on this index, and write the best to stride.yaml.
 
-    Models are trained anew, by the recipe stored with the model, on random halves of the corpus; the losses
-    of queries that are in none of them are measured. A trial fits operators, recovers the influence of every
-    chunk, and is scored by how well the sums over each half predict those losses (Spearman's ρ over halves,
-    mean over queries). Neither the halves nor the held-out chunks are those of stride evaluate truth, so that
-    what is chosen can be reported there; rows held out of a classifier may be the same, and --queries FILE
-    gives others.
+    The criterion: the model is trained a little further, from its own weights, on random halves of the
+    corpus, and the losses of queries that are in none of them are measured. A trial fits operators, recovers
+    the influence of every chunk, and is scored by how well the sums over each half predict those losses
+    (Spearman's ρ over halves, mean over queries). That needs the index and the model only, no recipe.
+
+    It is not retraining: what was learnt before is partly kept, the optimizer is AdamW whatever the model's
+    was, and queries from the corpus have been trained on. It ranks settings; its values are no LDS, and small
+    differences are not to be trusted. Where the model can be retrained, give --criterion retrained: it is
+    trained anew, by its recipe, on as many random halves. Neither they nor the held-out chunks are those of
+    stride evaluate truth, so that what is chosen can be reported there; rows held out of a classifier may be
+    the same, and --queries FILE gives others.
 
     A setting changes only where the score gains more than two standard errors of the difference (over
     queries) on what you start with, stride.yaml or the defaults. Responses and trials are kept beside the
@@ -60,11 +67,14 @@ def tune(
     """
     from stride_cli.config import resolve
     from stride_cli.output import emit, note
+    from stride_cli.report.drawing import check_place, write_whole
     from stride_cli.research import api
     from stride_cli.research.commands.outlasting import outlast_reader
     from stride_cli.research.tuning.written_settings import write_settings
 
-    if not dry_run:
+    if html is not None:
+        check_place(html)
+    if html is not None or not dry_run:
         outlast_reader()
     chosen = resolve("train", {})
     swept = (
@@ -100,6 +110,11 @@ def tune(
     if settings and not dry_run:
         result["path"] = str(write_settings(settings))
     emit(result)
+    if html is not None:
+        from stride_cli.research.pages.tuning_page import tuning_page
+
+        write_whole(html, tuning_page(records, result))
+        note(f"the page: {html}")
     _table(records)
     gain = result["gain"]
     note(

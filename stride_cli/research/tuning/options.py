@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stride_cli.errors import UsageError
 from stride_cli.options import option
 from stride_cli.training.options import EngineOptions
 
@@ -23,12 +24,13 @@ class TuneOptions(EngineOptions):
     grid : dimension → values           None: three or four values of space, layer, damping and rank
     start : dimension → value           where the sweep begins; missing: the default
     lambdas : λ / λ_max                 tried in every trial
-    criterion : str                     "retrained": models trained anew on random halves, by the recipe;
-                                        "truth": the index's own truth
+    criterion : str                     "continued": the model trained further on random halves; "retrained":
+                                        trained anew on them, by its recipe; "truth": the index's own truth
     queries : Path, optional            default: chunks of the corpus, kept out of halves and operators; of a
                                         classifier, its held-out rows where it has some
     held_out : int, optional            how many chunks
     responses : int                     R, random halves
+    epochs, lr : of the further training ("continued" only); None for what suits the model
     trials : int, optional              at most so many fits
     engine, workers : see `stride_cli.training.retraining.retrain`
     """
@@ -38,9 +40,9 @@ class TuneOptions(EngineOptions):
     lambdas: Sequence[float] = LAMBDAS
     trials: int | None = option(None, "At most so many fits.", low=1)
     criterion: str = option(
-        "retrained",
-        "retrained, or truth: that of stride evaluate truth.",
-        choices=("retrained", "truth"),
+        "continued",
+        "continued, retrained, or truth: that of stride evaluate truth.",
+        choices=("continued", "retrained", "truth"),
         listed=True,
     )
     queries: Path | None = option(None, "File of queries like those you will ask; default: held-out chunks.")
@@ -48,3 +50,17 @@ class TuneOptions(EngineOptions):
     responses: int = option(
         24, "Random halves of the corpus whose effect is measured.", low=FEWEST_RESPONSES, high=10_000
     )
+    epochs: float | None = option(
+        None, "Passes over each half. [2; classifiers: 10]", above=0, high=10**6, example=5
+    )
+    lr: float | None = option(
+        None, "Of these passes. [3 % of a typical weight]", above=0, high=1e6, example=1e-3
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.criterion != "continued" and (self.epochs is not None or self.lr is not None):
+            raise UsageError(
+                f"--epochs and --lr are of further training, and the criterion is {self.criterion}",
+                fix="leave them out: the recipe stored with the model has its own",
+            )

@@ -45,7 +45,7 @@ class TuneSeconds(TypedDict):
 class TuneRecord(SettingsRecord):
     schema: Literal["stride.tune/1"]
     index: Annotated[str, "path of the index"]
-    criterion: Annotated[str, '"retrained" or "truth"']
+    criterion: Annotated[str, '"continued" (the model trained further), "retrained" or "truth"']
     queries: Annotated[int, "queries"]
     responses: Annotated[int, "random subsets whose effect was measured"]
     lambda_ratio: Annotated[float, "λ / λ_max"]

@@ -72,8 +72,8 @@ class Target:
     ----------
     queries : QuerySet                 Q
     masks : (R, n) bool                subsets
-    measured : (Q, R) float64          −loss of a model trained on the subset, nats per scored token
-    name : str                         "retrained", or "truth" (the index's)
+    measured : (Q, R) float64          −loss after training on the subset, nats per scored token
+    name : str                         "continued" (trained further), "retrained", or "truth" (the index's)
     digest : str                       SHA-256 of all that
     """
 

@@ -15,7 +15,14 @@ from stride_cli.errors import NumericalError, StrideError, UsageError
 from stride_cli.output import note, progress
 from stride_cli.research.evaluation.resampling import mean_interval, mean_records
 from stride_cli.research.tuning.options import TuneOptions
-from stride_cli.research.tuning.responses import WithheldChunks, random_halves, withheld_queries
+from stride_cli.research.tuning.responses import (
+    EPOCHS,
+    MOST_TOKENS,
+    ContinuedTrainer,
+    WithheldChunks,
+    random_halves,
+    withheld_queries,
+)
 from stride_cli.research.tuning.search import (
     DIMENSIONS,
     Target,
@@ -195,7 +202,8 @@ def _target(
     from stride_cli.data.query_files import read_queries
     from stride_cli.randomness import stream_key
     from stride_cli.research.evaluation.bench import Bench
-    from stride_cli.training.jobs import Job
+    from stride_cli.training.jobs import Job, Trainer
+    from stride_cli.training.language_trainer import training_bytes
     from stride_cli.training.retraining import count_missing, open_trainer, retrain
 
     if options.criterion == "truth":
@@ -212,14 +220,28 @@ def _target(
         queries, withheld = withheld_queries(workspace, count)
         workspace = replace(workspace, chunks=WithheldChunks(workspace.index, withheld))
     masks = random_halves(workspace, withheld, options.responses)
-    trainer = open_trainer(workspace, queries)
+    trainer: Trainer
+    if options.criterion == "retrained":
+        trainer, how = open_trainer(workspace, queries), "anew"
+    else:
+        how, prints = "further", workspace.index.attributes["fingerprints"]
+        trainer = ContinuedTrainer(
+            where=replace(where, dtype="fp32"),
+            queries=queries,
+            n_chunks=workspace.n_chunks,
+            fingerprints=prints["model"] + prints["corpus"],
+            epochs=options.epochs if options.epochs is not None else EPOCHS[workspace.model.kind],
+            lr=options.lr,
+            source=options.queries,
+            peak_bytes=training_bytes(workspace.model, MOST_TOKENS) if workspace.model.table is None else 0,
+        )
     jobs = [
         Job(mask, stream_key(workspace.seed, "tuning response", number) % (1 << 31))
         for number, mask in enumerate(masks)
     ]
     store = place / "responses"
     missing = count_missing(trainer, jobs, store=store)
-    note(f"{len(jobs)} models of random halves, {missing} of them to be retrained; kept in {place}")
+    note(f"training the model {how} on {len(jobs)} random halves, {missing} of them to do; kept in {place}")
     outcomes = retrain(trainer, jobs, store=store, engine=options.engine, workers=options.workers)
     losses = np.array([outcome.losses for outcome in outcomes])  # (R, Q)
     return workspace, Target(queries, masks, -losses.T, options.criterion)

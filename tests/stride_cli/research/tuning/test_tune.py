@@ -1,8 +1,10 @@
-"""`stride tune` on a real small classifier: trials, the choice, stride.yaml."""
+"""`stride tune` on a real small classifier: further training, trials, the choice, stride.yaml."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,15 @@ import pytest
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.research import api
-from stride_cli.research.tuning.responses import WithheldChunks, random_halves, withheld_queries
+from stride_cli.research.tuning.responses import (
+    ContinuedTrainer,
+    WithheldChunks,
+    random_halves,
+    withheld_queries,
+)
 from stride_cli.research.tuning.tune import TuneOptions
 from stride_cli.schema import json_schema
+from stride_cli.training.jobs import Job
 
 
 @pytest.fixture
@@ -41,15 +49,31 @@ def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
 
 
 @pytest.mark.slow
+def test_further_training_helps_what_it_trains_on(index: Path) -> None:
+    """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
+    task = where(index).open()
+    queries, rows = withheld_queries(task, 40)
+    trainer = ContinuedTrainer(where(index), queries, task.n_chunks, "a", epochs=4)
+    mask = np.zeros(200, bool)
+    mask[rows[:20]] = True
+    apart = pickle.loads(pickle.dumps(trainer))
+    first, without = trainer.run([Job(mask, 1), Job(~mask, 1)])
+    inside = (first.losses - without.losses)[:20].mean()
+    assert inside < (first.losses - without.losses)[20:].mean()
+    assert apart.run([Job(mask, 1)])[0].losses.tolist() == first.losses.tolist()
+    assert apart.digest == trainer.digest != replace(trainer, epochs=3.0).digest
+
+
+@pytest.mark.slow
 def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monkeypatch) -> None:
     """Through the command line: with a damping of 100 directions are hardly told apart, with 1 they are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stride.yaml").write_text(
         "# mine\ntrain:\n  space: head-matrix+linear-matrix\n  damping: 100  # large\n"
     )
-    line = "tune --index run.stride --damping 100,1 --lambda-ratio 0.01,0.1 --responses 40 "
-    line += "--workers 1 --device cpu"
-    result = run(f"{line} --dry-run")
+    line = "tune --index run.stride --damping 100,1 --lambda-ratio 0.01,0.1 --responses 10 "
+    line += "--epochs 2 --workers 1 --device cpu"
+    result = run(f"{line} --dry-run --html page.html")
     assert result.code == 0, result.err
     *trials, chosen = result.records
     assert [trial["damping"] for trial in trials] == [100, 1]
@@ -57,11 +81,13 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     for record in result.records:
         fields = json_schema(record["schema"])["properties"]
         assert set(fields) - {"error"} <= set(record) <= set(fields)
-    assert chosen["damping"] == 1 and chosen["queries"] == 24 and chosen["responses"] == 40
+    assert chosen["damping"] == 1 and chosen["queries"] == 24 and chosen["responses"] == 10
     assert chosen["path"] == "" and "damping: 100 " in (tmp_path / "stride.yaml").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>damping</h2>" in page and "no LDS" in page and "<script" not in page
     again = run(line)
     assert again.code == 0, again.err
-    assert all(trial["kept"] for trial in again.records[:-1]) and "0 of them to be retrained" in again.err
+    assert all(trial["kept"] for trial in again.records[:-1]) and "0 of them to do" in again.err
     assert [t["score"] for t in again.records[:-1]] == [t["score"] for t in trials]
     written = (tmp_path / "stride.yaml").read_text()
     assert written.startswith("# mine\n") and "  damping: 1.0  # large\n" in written
@@ -72,7 +98,9 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
 def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
     """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
     grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
-    options = TuneOptions(grid=grid, start={"space": "logit"}, responses=8, lambdas=(0.03,), workers=1)
+    options = TuneOptions(
+        grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1
+    )
     trials: list[dict] = []
     found = api.tune(index, options, device="cpu", on_trial=trials.append)
     assert [trial["damping"] for trial in trials] == [1.0, 1e-9]
@@ -88,6 +116,9 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
     ("change", "message"),
     [
         ({"responses": 3}, "--responses is 3"),
+        ({"epochs": 0.0}, "--epochs is 0.0"),
+        ({"lr": -1.0}, "--lr is -1.0"),
+        ({"criterion": "retrained", "epochs": 2.0}, "the criterion is retrained"),
         ({"trials": 0}, "--trials is 0"),
         ({"criterion": "luck"}, "--criterion is .luck."),
         ({"lambdas": (2.0,)}, "--lambda-ratio is 2.0"),
