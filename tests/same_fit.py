@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 # of the group: its attributes, and the digests of what it holds
@@ -20,16 +21,21 @@ def contents(path: Path) -> dict[str, bytes]:
 def assert_same_fit(folder: Path, other: Path) -> None:
     """Two directories of operators hold the same files, arrays and settings.
 
-    How far steps agree is measured by torch's forward pass, whose last bits depend, now and then, on where a
-    process has its arrays; gates, bases and projections do not.
+    How far steps agree is measured by torch's forward pass; an eigendecomposition finds the directions that
+    projections have in common. Their last bits depend, now and then, on where a process has its arrays. Gates, bases
+    and projections do not.
     """
     files = [
         {path.relative_to(each) for path in each.rglob("*") if path.is_file()} for each in (folder, other)
     ]
     assert files[0] == files[1]
     for name in files[0]:
-        if str(name) not in _ABOUT:
-            assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+        one, another = (folder / name).read_bytes(), (other / name).read_bytes()
+        if str(name).startswith("projection_common/c/"):
+            values = [np.frombuffer(each, np.float32) for each in (one, another)]
+            np.testing.assert_allclose(*values, atol=1e-5)
+        elif str(name) not in _ABOUT and not str(name).startswith("projection_common_values/c/"):
+            assert one == another, name
     attributes = [json.loads((each / "zarr.json").read_text())["attributes"] for each in (folder, other)]
     _assert_close(*attributes)
 

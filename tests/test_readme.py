@@ -211,7 +211,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     about, built = _values(shell(MODEL))
     assert about["parameters"] > 0 and built["documents"] == 30
     planned, fitted = _values(shell(STREAMED))
-    assert planned["streamed"] and fitted["coverage"] == 1
+    assert planned["schema"] == "stride.train_estimate/1" and fitted["coverage"] == 1
     _adapt(shell.directory / "my-model", shell.directory / "lora")
     *_, fitted, answer = _values(shell(ADAPTED))
     assert fitted["space"] == "linear-matrix" and len(answer["hits"]) == 3
