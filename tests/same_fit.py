@@ -22,8 +22,8 @@ def assert_same_fit(folder: Path, other: Path) -> None:
     """Two directories of operators hold the same files, arrays and settings.
 
     How far steps agree is measured by torch's forward pass; an eigendecomposition finds the directions that
-    projections have in common. Their last bits depend, now and then, on where a process has its arrays. Gates, bases
-    and projections do not.
+    projections have in common. Their last bits depend, now and then, on where a process has its arrays.
+    Gates, bases and projections do not.
     """
     files = [
         {path.relative_to(each) for path in each.rglob("*") if path.is_file()} for each in (folder, other)
