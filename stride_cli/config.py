@@ -171,9 +171,10 @@ def read_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
-        _refuse_repeated(yaml.compose(text))
-        content = yaml.safe_load(text)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _refuse_repeated(node)
+        content: Any = None if node is None else loader.construct_document(node)
     except OSError:
         raise
     except Exception as error:  # of what kind depends on what is written: "!!bool x" is a KeyError to PyYAML
