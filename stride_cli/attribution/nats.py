@@ -71,11 +71,6 @@ class Nats:
         return found
 
     @property
-    def relative_error(self) -> float:
-        """Standard error of forecasts, as a share of them."""
-        return self.error / self._size
-
-    @property
     def sure(self) -> bool:
         """True where influences can be told in nats."""
         return self._size > _SURE * self.error
