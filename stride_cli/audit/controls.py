@@ -27,7 +27,7 @@ Where they are not exchangeable:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ import numpy as np
 
 from stride_cli.audit.effect import measure_losses
 from stride_cli.audit.ngrams import find_overlaps
-from stride_cli.audit.samples import Sample, content_of, scored_parts, tokenize_samples, with_content
+from stride_cli.audit.samples import Sample, content_of, scored_parts, with_content
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 
@@ -162,7 +162,7 @@ def make_controls(
     documents: Sequence[Document],
     present: np.ndarray,
     options: AuditOptions,
-    block_size: int,
+    tokenized: Callable[[Sequence[Document]], list[Sample]],
 ) -> Controls:
     """Make versions of each item; those of items without a copy are controls, where such are enough.
 
@@ -200,9 +200,6 @@ def make_controls(
             "no control can be made from these items: they are single words without a number",
             fix="give --controls FILE, items of the same kind that cannot be in the corpus",
         )
-
-    def tokenized(versions: Sequence[Document]) -> list[Sample]:
-        return tokenize_samples(session.model.tokenizer, versions, block_size=block_size)
 
     references = [(number, each) for number, (_, _, further) in enumerate(made) for each in further]
     return Controls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from stride_cli.audit.controls import (
 from stride_cli.audit.effect import Candidates, Effect, Shared, losses_before, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
+from stride_cli.audit.samples import Rejected, Sample, joiner, read_documents_of, tokenize_samples
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
@@ -148,7 +149,8 @@ def audit(
     _check(session, documents)
     index, tokenizer = session.index, session.model.tokenizer
     block_size = int(index.attributes["block_size"])
-    items = tokenize_samples(tokenizer, documents, block_size=block_size, rejected=rejected)
+    tokenized = partial(tokenize_samples, tokenizer, block_size=block_size, joined=joiner(session.workspace))
+    items = tokenized(documents, rejected=rejected)
     documents = [item.document for item in items]
     _check(session, documents)
 
@@ -166,10 +168,10 @@ def audit(
 
     # 3. controls
     if controls is not None:
-        others = tokenize_samples(tokenizer, controls, block_size=block_size, rejected=rejected)
+        others = tokenized(controls, rejected=rejected)
         against = given_controls(session, documents, others, options.present)
     elif (kind := choose_kind(there, options)) == "made":
-        against = make_controls(session, documents, there, options, block_size)
+        against = make_controls(session, documents, there, options, tokenized)
     else:
         against = Controls(kind)
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
+from stride_cli.corpus.chunking import DocumentTokenizer, Encoded, scored_positions
 from stride_cli.corpus.documents import Document
 from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions
-
+    from stride_cli.data.queries import Query
+    from stride_cli.data.workspace import Workspace
 
 # takes the error of an item that cannot be used, its file, line and id
 Rejected = Callable[[StrideError, str, int | None, str | None], None]
@@ -79,10 +80,35 @@ def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | No
     return list(read_documents([source], options, log=log))
 
 
+def joiner(workspace: Workspace) -> Callable[[Document], Query] | None:
+    """Choose how prompt and response are joined: in one text where the corpus has no such pairs, as queries.
+
+    None: as the index joins them.
+    """
+    from stride_cli.data.queries import form_of
+    from stride_cli.data.query_files import as_query
+
+    if form_of(workspace) != "none":
+        return None
+
+    def joined(document: Document) -> Query:
+        *before, last = content_of(document)
+        return as_query(workspace.model, "\n".join(before), response=last)
+
+    return joined
+
+
 def tokenize_samples(
-    tokenizer: Any, documents: Sequence[Document], *, block_size: int, rejected: Rejected | None = None
+    tokenizer: Any,
+    documents: Sequence[Document],
+    *,
+    block_size: int,
+    joined: Callable[[Document], Query] | None = None,
+    rejected: Rejected | None = None,
 ) -> list[Sample]:
     """Tokenise documents as an index does: `{text}` scored whole, `{prompt, response}` on the response.
+
+    `joined` is as `joiner` has it.
 
     Raises
     ------
@@ -97,6 +123,9 @@ def tokenize_samples(
     samples = []
     for document, each, whole in zip(documents, contents, cutter.encode_batch(documents), strict=True):
         parts = [np.asarray(next(encoded), np.int64) for _ in each]
+        if joined is not None and len(each) > 1:
+            query = joined(document)
+            whole = Encoded(query.ids, query.weights > 0)
         ids, weights = [], []
         for chunk in cutter.chunks(whole):
             weight = np.zeros(len(chunk.tokens), np.float32)
