@@ -24,8 +24,9 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.demo.demo_model import demo_corpus, prepare_demo
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.options import ClosedOptions, FitRunOptions, SgdOptions, TrainOptions
-from stride_cli.permissions import Permissions, permitted
+from stride_cli.permissions import Permissions
 from stride_cli.training.index_build import build_index, build_index_of_run
 from stride_cli.training.index_fit import fit_index as train
 
@@ -45,6 +46,7 @@ __all__ = [
     "BuildOptions",
     "ClosedOptions",
     "FitRunOptions",
+    "ModelSpec",
     "Permissions",
     "QueryOptions",
     "Session",
@@ -61,7 +63,6 @@ __all__ = [
     "demo_corpus",
     "open",
     "open_model",
-    "permitted",
     "prepare",
     "prepare_demo",
     "query",
@@ -77,17 +78,11 @@ def open(where: str | Path | RemotePath | WorkspacePath, *, recalibrate: bool = 
 
     Parameters
     ----------
-    where : path or URL of the index, or a `WorkspacePath` that names model, device and dtype too
+    where : path or URL of the index, or a `WorkspacePath` that names the model too
     recalibrate, and what is raised : see `Session.open`
     """
     place = as_place(where)
-    return Session.open(
-        place.index,
-        model_path=place.model,
-        device=place.device,
-        dtype=place.dtype,
-        recalibrate=recalibrate,
-    )
+    return Session.open(place.index, model=place.model, recalibrate=recalibrate)
 
 
 def query(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.characters import shortened
 from stride_cli.errors import UsageError, first_line
-from stride_cli.models.stream_choice import StreamOptions
+from stride_cli.models.spec import StreamOptions
 from stride_cli.operators.options import FLAT
 from stride_cli.options import MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions

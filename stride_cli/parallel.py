@@ -44,7 +44,6 @@ from typing import Any, TypeVar
 from index_format.errors import IndexFormatError
 from stride_cli.errors import StrideError, UsageError, first_line, out_of_memory, require_extra
 from stride_cli.output import note
-from stride_cli.permissions import Permissions, permitted, variable, with_variables
 
 Opened = TypeVar("Opened")
 
@@ -290,7 +289,6 @@ class _Processes:
         environment = dict(os.environ) | {
             "TOKENIZERS_PARALLELISM": "false",
             "STRIDE_NO_PROGRESS": "1",  # the bar is this process's
-            variable("trust_code"): "1",  # what `work` runs was let run here, or it would not be here
         }
         self._pool = ProcessPoolExecutor(
             self._count,
@@ -338,8 +336,13 @@ def _context(threads: int) -> Any:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stride_cli.fork_server", *IMPORTS])
-    with with_variables({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}):
+    before = dict(os.environ)
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    try:
         forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ |= before
     return context
 
 
@@ -486,8 +489,7 @@ def _run_on_ray(work: Callable[[Any], Any], task: Any, threads: int) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["STRIDE_NO_PROGRESS"] = "1"
     try:
-        # what `work` runs was let run where it was made
-        with torch_threads(threads), permitted(Permissions(trust_code=True)):
+        with torch_threads(threads):
             return work(task)
     except Exception as error:  # returned, for Ray would change its class
         return _Failed.of(error)

@@ -119,7 +119,7 @@ here = Path(sys.argv[1])
 documents = CORPUS.read_text(encoding="utf-8").splitlines()[:30]
 (here / "corpus.jsonl").write_text("\\n".join(documents) + "\\n", encoding="utf-8")
 copy_demo_model(here / "model")
-place = api.WorkspacePath(here / "run.stride", str(here / "model"))
+place = api.WorkspacePath(here / "run.stride", api.ModelSpec(here / "model"))
 session = api.prepare([str(here / "corpus.jsonl")], place, say=lambda text: None)
 session.query("The French Revolution began in").to_record()
 sys.setprofile(None)

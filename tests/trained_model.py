@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stride_cli.models.spec import ModelSpec
 from tests.kept import kept, own_copy
 
 DEMO = Path(__file__).parents[1] / "stride_cli" / "demo" / "corpus.jsonl"
@@ -35,9 +36,7 @@ def make_trained(folder: Path) -> None:
     sizes = {"layers": 2, "width": 32, "heads": 2, "vocab": 512, "context": 64}
     options = TrainOptions(**sizes, epochs=0.7, batch_tokens=256, device="cpu", dtype="fp32")
     train_model([str(folder / "corpus.jsonl")], folder / "model", options)
-    api.build_index(
-        [str(folder / "corpus.jsonl")], model_path=str(folder / "model"), out=folder / "run.stride"
-    )
+    api.build_index([str(folder / "corpus.jsonl")], out=folder / "run.stride", model=str(folder / "model"))
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def open_task(trained: Path, tmp_path: Path) -> Callable[[], tuple]:
         from stride_cli.data.workspace import Workspace
 
         index = Index.open(tmp_path / "run.stride")
-        model = api.open_model(index, str(trained / "model"), device="cpu", dtype="fp32")
+        model = api.open_model(index, ModelSpec(str(trained / "model"), device="cpu", dtype="fp32"))
         task = Workspace.open(index, model)
         queries = read_texts(model, trained / "queries.jsonl", block_size=index.attributes["block_size"])
         return task, queries

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from stride_cli.models.spec import ModelSpec
+
 SEARCHES = ("bm25", "tfidf", "tfidf:ngrams=1", "pairs", "embeddings")
 
 
@@ -36,7 +38,7 @@ def main() -> int:
     from stride_cli.research.evaluation.scoring import score_blocks
     from stride_cli.research.methods.registry import open_method
 
-    bench = Bench(WorkspacePath(chosen.index, None, "cpu", "fp32"), queries=chosen.queries)
+    bench = Bench(WorkspacePath(chosen.index, ModelSpec(device="cpu", dtype="fp32")), queries=chosen.queries)
     task = bench.workspace
     causes = [query.causes for query in read_cause_queries(chosen.queries, task.index)]
     owner = np.asarray(task.index.array("corpus/chunk_document"))

@@ -18,6 +18,7 @@ from stride_cli.training.index_fit import fit_index
 if TYPE_CHECKING:
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.spec import ModelSpec
     from stride_cli.operators.options import TrainOptions
     from stride_cli.schema.train_records import TrainEstimateRecord
 
@@ -58,7 +59,7 @@ def prepare(
     from stride_cli.corpus.readers import ReadOptions
 
     reading, index_path = reading or ReadOptions(), local_directory(where.index)
-    model_path, device, dtype = where.model, where.device, where.dtype
+    model_path = where.model.place
     if not index_path.exists():
         if model_path is None:
             raise UsageError(
@@ -71,11 +72,11 @@ def prepare(
                 fix=f"stride index build FILE --model {model_path}; then stride train, stride query ROW",
             )
         say("indexing the corpus")
-        build_index(sources, model_path=model_path, out=index_path, reading=reading)
+        build_index(sources, model=where.model, out=index_path, reading=reading)
     else:
-        _follow(index_path, sources, reading, model_path, say)
+        _follow(index_path, sources, reading, where.model, say)
     index = Index.open(index_path)
-    model = open_model(index, model_path, device=device, dtype=dtype)
+    model = open_model(index, where.model)
     index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
     if before is not None and not fitted:
@@ -98,7 +99,7 @@ def _follow(
     index_path: Path,
     sources: Sequence[str],
     reading: ReadOptions,
-    model_path: str | None,
+    model: ModelSpec,
     say: Callable[[str], None],
 ) -> None:
     """Bring an index up to its corpus, where that has grown; see `prepare` for what is refused."""
@@ -111,6 +112,7 @@ def _follow(
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import path_of_model
+    from stride_cli.models.spec import place_of
 
     index = Index.open(index_path)
     refuse_classifier(index, "stride ask asks of texts", fix="stride query 0")
@@ -132,10 +134,10 @@ def _follow(
             "fitted with settings of its own: it is not extended without being told",
             fix=f"stride index append NEW.jsonl --index {quoted}, then stride train --overwrite as before",
         )
-    where = model_path or path_of_model(index)
-    without = "; the model was trained without them" if read_recipe(where) is not None else ""
+    spec = model if model.place else model.at(path_of_model(index, model.permissions))
+    without = "; the model was trained without them" if read_recipe(place_of(spec)) is not None else ""
     say(f"adding {count - index.n_documents:,} new documents to the index{without}")
-    tokenizer = load_tokenizer(where)
+    tokenizer = load_tokenizer(spec)
     del index
     append_to_index(
         index_path,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.models.spec import GivenModel
     from stride_cli.operators.designs import Designs
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
@@ -81,16 +82,14 @@ class Session:
         cls,
         index_path: str | Path | RemotePath,
         *,
-        model: AttributableModel | None = None,
-        model_path: str | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
+        model: AttributableModel | GivenModel | None = None,
         recalibrate: bool = False,
     ) -> Session:
         """Open an index for queries: a directory, or, fetched as it is needed, a zip file or a URL.
 
         Parameters
         ----------
+        model : see `Workspace.open`
         recalibrate : its calibration is to be replaced: one that is damaged is passed over, with a note
 
         Raises
@@ -109,7 +108,7 @@ class Session:
         index = open_index(index_path)
         operators = Operators.from_index(index)
         attributes = index.group_attributes("operators")
-        workspace = Workspace.open(index, model or model_path, device=device, dtype=dtype)
+        workspace = Workspace.open(index, model)
         opened = cls(
             workspace,
             operators,

@@ -40,8 +40,7 @@ class SessionWork:
         return self.task(opened_once(self.place, self._open), job)
 
     def _open(self) -> Session:
-        place = self.place
-        return Session.open(place.index, model_path=place.model, device=place.device, dtype=place.dtype)
+        return Session.open(self.place.index, model=self.place.model)
 
 
 def shared_out(work: SessionWork, jobs: Iterable[Any], sharing: SharingOptions) -> Iterator[Any]:
@@ -51,7 +50,7 @@ def shared_out(work: SessionWork, jobs: Iterable[Any], sharing: SharingOptions) 
     ------
     StrideError      what a worker raised, or a job over which workers died again and again
     """
-    device = work.place.device
+    device = work.place.model.device
     if device == "auto":
         import torch
 

@@ -98,8 +98,9 @@ def ask(
     place = replace(where, index=path)
     if not path.exists():
         if train:
-            place = replace(place, model=_trained(corpus, place.model, reading, device=place.device))
-        elif place.model is None:
+            made = _trained(corpus, place.model.place, reading, device=place.model.device)
+            place = replace(place, model=place.model.at(made))
+        elif place.model.place is None:
             raise UsageError(  # which one is asked is the user's to say: the answer is about it
                 f"no model to ask: {corpus} has no index yet, and --model is not given",
                 fix="name the model that was trained on this corpus with --model; or, to have a small one "
@@ -116,10 +117,10 @@ def ask(
             before=lambda estimate: note(_sentence(estimate)),
         )
     except IndexMismatch as error:
-        if place.model is None:
+        if place.model.place is None:
             raise
         raise IndexMismatch(
-            f"index '{place.index}' was built for another model than {place.model}: {error.message}",
+            f"index '{place.index}' was built for another model than {place.model.place}: {error.message}",
             fix="leave out --model to ask the one that it was built for; or have one built for this model: "
             "--index OTHER.stride",
         ) from None

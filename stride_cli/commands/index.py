@@ -20,16 +20,16 @@ from stride_cli.commands.options import (
     ModelPath,
     NewModel,
     Reading,
-    adapted,
     find_index,
     flag_of,
+    named_model,
     with_flags,
 )
 from stride_cli.commands.panels import CommandLine, example
 from stride_cli.commands.tables import next_step, show_record
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.options import entries
-from stride_cli.permissions import Permissions, permitted
+from stride_cli.permissions import Permissions
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -120,11 +120,8 @@ def build(
             fix="stride index build corpus.jsonl --model model",
         )
     else:
-        named: dict[str, Any] = {"model": model, "adapter": adapter}
-        with permitted(Permissions(trust_code=trust_code)), adapted(named):
-            built = api.build_index(
-                corpus, model_path=named["model"], out=out, options=options, reading=reading
-            )
+        named = named_model(model, adapter, **{"trust_code": True} if trust_code else {})
+        built = api.build_index(corpus, model=named, out=out, options=options, reading=reading)
     _report(built, out, begin, json)
     next_step("stride", "train", "--index", str(out), *(["--checkpoints", *steps] if steps else []))
 
@@ -150,7 +147,7 @@ def append(
 
     path = local_directory(find_index(index))
     begin = time.monotonic()
-    extended = append_documents(path, corpus, model, reading)
+    extended = append_documents(path, corpus, named_model(model), reading)
     _report(extended, path, begin, json)
     again = ("--overwrite",) if extended.has("operators") else ()
     why = "the operators have not seen the new chunks; next" if again else "next"

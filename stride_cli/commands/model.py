@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,13 @@ import typer
 from stride_cli import output
 from stride_cli.characters import one_line
 from stride_cli.commands.index import CorpusArgument
-from stride_cli.commands.options import READING, STREAM, Flags, Json, NewModel, Reading, with_flags
+from stride_cli.commands.options import READING, Flags, Json, NewModel, Reading, named_model, with_flags
 from stride_cli.commands.panels import CommandLine, example
 from stride_cli.commands.tables import next_step, show_record
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import is_examples
-from stride_cli.models.stream_choice import StreamOptions, streaming
+from stride_cli.models.spec import StreamOptions
 from stride_cli.options import own, refuse_foreign
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
@@ -181,7 +182,9 @@ def finetune(
     with output.progress("fine-tuning the model"):
         from stride_cli.training.finetuning import finetune_model
 
-        trained = finetune_model(corpus, model, out, options, reading=reading, overwrite=overwrite)
+        trained = finetune_model(
+            corpus, named_model(model), out, options, reading=reading, overwrite=overwrite
+        )
     _report(trained, time.monotonic() - begin, json)
     _next(corpus, out)
 
@@ -196,15 +199,13 @@ def info(
         str, typer.Argument(metavar="MODEL", help="Checkpoint directory, .gguf file or hub id.")
     ],
     *,
-    held: Annotated[StreamOptions, STREAM],
+    held: Annotated[StreamOptions, Flags(StreamOptions)],
     json: Json = False,
 ) -> None:
     """Describe a checkpoint: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.loading import describe_model
 
-    with streaming(held):
-        found = describe_model(model)
-    show_record(found, json, title=model)
+    show_record(describe_model(replace(named_model(model), stream=held.stream)), json, title=model)
 
 
 def _next(corpus: list[str], out: Path) -> None:

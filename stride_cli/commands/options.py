@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -25,9 +25,9 @@ from stride_cli.config import GeneralSettings, Placement, resolve
 from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
-from stride_cli.models.stream_choice import StreamOptions, streaming
+from stride_cli.models.spec import ModelSpec, StreamOptions
 from stride_cli.options import CORPUS, MORE, Entry, entries
-from stride_cli.permissions import Permissions, permitted
+from stride_cli.permissions import Permissions
 
 FIELD = "--field "  # what begins the flags of names of fields
 # how a prompt is asked, for every day; the other options of a query are settings, and a method's
@@ -201,15 +201,15 @@ class Where:
             **HELD.parameters,
         }
 
-    def take(self, values: dict[str, Any], stack: ExitStack) -> WorkspacePath:
-        """Take the named index and model out of a command's values; how it is held is in force in `stack`."""
+    def take(self, values: dict[str, Any]) -> WorkspacePath:
+        """Take the named index and model, and how it is held, out of a command's values."""
         own = {name: values.pop(name) for name in self.parameters if name not in HELD.parameters}
-        stack.enter_context(held(values))
-        stack.enter_context(adapted(own))
+        model = named_model(own["model"], own["adapter"], **HELD.given(values))
+        if model.adapter is None:
+            model = replace(model, path=resolve("general", {"model": own["model"]}).model)
         chosen = resolve(self._section, {"device": own["device"], "dtype": own["dtype"]})
-        model = resolve("general", {"model": own["model"]}).model
-        index = find_index(own["index"]) if self._index else Path()
-        return WorkspacePath(index, model, chosen.device, chosen.dtype)
+        model = replace(model, device=chosen.device, dtype=chosen.dtype)
+        return WorkspacePath(find_index(own["index"]) if self._index else Path(), model)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -228,17 +228,16 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        with ExitStack() as stack:
-            given = {
-                name: _built(kind, flags.given(values))
-                for name, (kind, flags) in groups.items()
-                if isinstance(flags, Flags)
-            }
-            # an option's value is looked at before any file is
-            for name, (_, where) in groups.items():
-                if isinstance(where, Where):
-                    given[name] = where.take(values, stack)
-            command(**values, **given)
+        given = {
+            name: _built(kind, flags.given(values))
+            for name, (kind, flags) in groups.items()
+            if isinstance(flags, Flags)
+        }
+        # an option's value is looked at before any file is
+        for name, (_, where) in groups.items():
+            if isinstance(where, Where):
+                given[name] = where.take(values)
+        command(**values, **given)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -276,7 +275,6 @@ PromptFile = Annotated[
         "classifier: examples.",
     ),
 ]
-STREAM = Flags(StreamOptions)
 HELD = Flags(StreamOptions, Permissions, only=("stream", "trust_code"))
 AdapterPath = Annotated[
     str | None,
@@ -292,32 +290,24 @@ Held = Annotated[WorkspacePath, Where(index=False)]  # a model whose index is na
 Fitted = Annotated[WorkspacePath, Where("train")]  # the index that is fitted
 
 
-@contextmanager
-def held(values: dict[str, Any]) -> Iterator[None]:
-    """Take how models are held, and what may be run, out of a command's values, and run with that."""
-    chosen = resolve("general", HELD.given(values))
+def named_model(path: str | None, adapter: str | None = None, **given: Any) -> ModelSpec:
+    """Name a model as flags do; `given` are those of how it is held and what is permitted.
+
+    Raises
+    ------
+    UsageError      the adapter is none
+    """
+    chosen = resolve("general", given)
     allowed = Permissions(**{name: getattr(chosen, name) for name in entries(Permissions)})
-    with permitted(allowed), streaming(StreamOptions(chosen.stream)):
-        yield
+    if adapter is not None:
+        from stride_cli.models.configuration import is_adapter
 
-
-@contextmanager
-def adapted(values: dict[str, Any]) -> Iterator[None]:
-    """Take ``adapter`` out of a command's values: where one is given, it becomes the ``model``, on that."""
-    adapter = values.pop("adapter", None)
-    if adapter is None:
-        yield
-        return
-    from stride_cli.models.configuration import based_on, is_adapter
-
-    if not is_adapter(adapter):
-        raise UsageError(
-            f"--adapter {adapter} is no adapter (expected a directory with adapter_config.json)",
-            fix="give the directory that peft's save_pretrained wrote; a whole model is a --model",
-        )
-    base, values["model"] = values["model"], adapter
-    with based_on(adapter, base):
-        yield
+        if not is_adapter(adapter):
+            raise UsageError(
+                f"--adapter {adapter} is no adapter (expected a directory with adapter_config.json)",
+                fix="give the directory that peft's save_pretrained wrote; a whole model is a --model",
+            )
+    return ModelSpec(path, adapter, stream=chosen.stream, permissions=allowed)
 
 
 def find_index(given: str | None) -> Location:

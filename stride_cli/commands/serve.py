@@ -53,7 +53,7 @@ def serve(
     from stride_cli.serve.running import Server
 
     paths = [find_index(index) for index in indexes] if indexes else [find_index(None)]
-    if where.model is not None and len(paths) > 1:
+    if where.model.place is not None and len(paths) > 1:
         raise UsageError(
             "--model is for one index (found several: each has its own)", fix="leave it out, or serve one"
         )

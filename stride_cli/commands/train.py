@@ -72,15 +72,7 @@ def train(
     if dry_run:
         _estimate(where, options, json)
         return
-    result = api.train(
-        where.index,
-        options,
-        model_path=where.model,
-        device=where.device,
-        dtype=where.dtype,
-        overwrite=overwrite,
-        run=running,
-    )
+    result = api.train(where.index, options, model=where.model, overwrite=overwrite, run=running)
     if not no_calibration and result["fit"] == "closed":
         session = api.open(where)
         if not session.model.classes:
@@ -109,7 +101,7 @@ def _estimate(where: WorkspacePath, options: TrainOptions, json: bool) -> None:
     from stride_cli.training.dry_run import estimate_fit
 
     index = Index.open(where.index)
-    model = open_model(index, where.model, device=where.device, dtype=where.dtype)
+    model = open_model(index, where.model)
     with progress("timing the first chunks"):
         found = estimate_fit(index, model, options)
     if wants_json(json):

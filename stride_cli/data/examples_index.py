@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from stride_cli.models.classifier.directory import (
     training_rows,
 )
 from stride_cli.models.classifier.examples import class_numbers, read_examples
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
 from stride_cli.permissions import name_code
 from stride_cli.remembered import recorded_path, remember
 from stride_cli.version import __version__
@@ -36,7 +37,7 @@ _BLOCK = 1 << 18  # chunks
 def build_classifier_index(
     source: str | Path,
     *,
-    model_path: str | Path,
+    model: GivenModel,
     out: str | Path,
     options: BuildOptions = BuildOptions(),
 ) -> Index:
@@ -51,7 +52,7 @@ def build_classifier_index(
     Parameters
     ----------
     source : file of examples, of the columns that the model was trained on
-    model_path : the classifier's directory
+    model : the classifier's directory; a `ModelSpec` says whether its code is trusted
     out, options : see `stride_cli.corpus.build.build_index`; of the options design, seed and overwrite
 
     Raises
@@ -60,19 +61,20 @@ def build_classifier_index(
     ModelError        the directory is damaged
     IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
-    model = outline(model_path)
-    if model.trusted:
-        load_classifier(model_path, device="cpu")  # its weights fit its network
-        if model.code:
-            name_code(model.code, model_path)
+    spec, model_path = ModelSpec.of(model), place_of(model)
+    found = outline(model_path, spec.permissions)
+    if found.trusted:
+        load_classifier(replace(spec, device="cpu"))  # its weights fit its network
+        if found.code:
+            name_code(found.code, model_path)
     columns = training_columns(model_path)
     examples = read_examples(source, columns)
-    if examples.shape != model.shape:
+    if examples.shape != found.shape:
         raise CorpusError(
-            f"{source}: inputs have shape {examples.shape} (expected {model.shape}, as the model's)",
+            f"{source}: inputs have shape {examples.shape} (expected {found.shape}, as the model's)",
             fix="give the data that the model was trained on",
         )
-    labels = class_numbers(examples, model.classes)
+    labels = class_numbers(examples, found.classes)
     known = training_rows(model_path, examples)
     if known is None:
         output.note(f"{source} is not the file that the model was trained on: all its rows are indexed")
@@ -94,7 +96,7 @@ def build_classifier_index(
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     tokens = np.stack([np.arange(n), labels[rows]], axis=1)
-    token_type = np.uint16 if max(n, len(model.classes)) <= 1 << 16 else np.uint32
+    token_type = np.uint16 if max(n, len(found.classes)) <= 1 << 16 else np.uint32
     places = np.arange(n + 1, dtype=np.int64)
     with IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
         if not writer.length("design/row_offsets"):
@@ -123,7 +125,7 @@ def build_classifier_index(
                     "sources": [recorded_path(source, out)],
                     "columns": asdict(columns),
                     "rows": "all" if known is None else "training",
-                    "classes": model.classes,
+                    "classes": found.classes,
                 },
                 "counts": {
                     "documents": n,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from index_format.location import Given, Location, RemotePath, is_elsewhere, locate
 from stride_cli.models.kinds import refuse_classifier
+from stride_cli.models.spec import GivenModel, ModelSpec
 from stride_cli.output import progress
 from stride_cli.startup import without_collection
 
@@ -41,17 +42,14 @@ class Workspace:
     def open(
         cls,
         index: Index | str | Path | RemotePath,
-        model: AttributableModel | str | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
+        model: AttributableModel | GivenModel | None = None,
     ) -> Workspace:
         """An index, and its model compared with it.
 
         Parameters
         ----------
         index : Index, or the path or URL of one
-        model : one that is loaded, or its path; default: where the index says that it is
+        model : one that is loaded, its path or `ModelSpec`; default: where the index says that it is
 
         Raises
         ------
@@ -63,8 +61,8 @@ class Workspace:
         from stride_cli.data.batches import ChunkReader
 
         opened = index if isinstance(index, Index) else open_index(index)
-        if model is None or isinstance(model, str):
-            model = open_model(opened, model, device=device, dtype=dtype)
+        if model is None or isinstance(model, str | Path | ModelSpec):
+            model = open_model(opened, model)
         check_bounds(opened)
         vocab_size = model.vocab_size if model.table is None else None  # else tokens are rows and labels
         return cls(opened, model, ChunkReader(opened, vocab_size), opened.seed)
@@ -112,15 +110,13 @@ class WorkspacePath:
     """Arguments with which another process opens the same workspace; see `Workspace.open`."""
 
     index: Location
-    model: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    model: ModelSpec = field(default_factory=ModelSpec)
 
     def open(self) -> Workspace:
         """Open the workspace; a classifier gets the inputs of the truth's queries, known by number."""
         import numpy as np
 
-        opened = Workspace.open(self.index, self.model, device=self.device, dtype=self.dtype)
+        opened = Workspace.open(self.index, self.model)
         table, index = opened.model.table, opened.index
         if table is not None and index.has("truth") and "truth/query_inputs" in index.names("truth"):
             table.add(np.asarray(index.array("truth/query_inputs")))
@@ -129,9 +125,7 @@ class WorkspacePath:
 
 @without_collection()
 @progress("opening the model")
-def open_model(
-    index: Index, model_path: str | None = None, *, device: str = "auto", dtype: str = "auto"
-) -> AttributableModel:
+def open_model(index: Index, given: GivenModel | None = None) -> AttributableModel:
     """The model of an index, its weights, tokenizer and settings compared with the index's fingerprints.
 
     Of a classifier's index: a `ClassifierModel` with the index's rows as its inputs (see `open_classifier`).
@@ -143,7 +137,8 @@ def open_model(
     """
     from stride_cli.models.loading import load_model_of, path_of_model
 
-    return load_model_of(index, model_path or path_of_model(index), device=device, dtype=dtype)
+    spec = ModelSpec.of(given)
+    return load_model_of(index, spec if spec.place else spec.at(path_of_model(index, spec.permissions)))
 
 
 TEXT_BLOCK = 4096  # chunks decoded at once

@@ -99,6 +99,7 @@ def prepare_demo(
     from index_format.durable import replace_file
     from stride_cli.attribution.prepare import prepare
     from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.models.spec import ModelSpec
 
     corpus, prompts = demo_corpus()
     out = Path(out)
@@ -112,7 +113,7 @@ def prepare_demo(
     elif not model_path.exists():
         say("taking a small model that was trained on 408 short documents (--train: train it here)")
         copy_demo_model(model_path)
-    return prepare([str(copy)], WorkspacePath(index_path, str(model_path)), say=say), prompts
+    return prepare([str(copy)], WorkspacePath(index_path, ModelSpec(model_path)), say=say), prompts
 
 
 if __name__ == "__main__":

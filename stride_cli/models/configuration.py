@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS, most_subsets
 from stride_cli.errors import ModelError
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
 from stride_cli.remembered import recall, remember
 
 ADAPTER_CONFIG = "adapter_config.json"
-# a variable, so that processes that are started know it too
-_BASE_OF_ADAPTER = "STRIDE_BASE_OF_ADAPTER"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -38,28 +35,11 @@ def is_adapter(path_or_id: str | Path) -> bool:
     return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
 
 
-@contextmanager
-def based_on(adapter: str, base: str | None) -> Iterator[None]:
-    """Put the adapter at a path on a base model, within and in processes that are started.
-
-    Afterwards it is remembered, for where the adapter names a base that is not on this machine. None: the
-    base that it names.
-    """
-    before = os.environ.get(_BASE_OF_ADAPTER)
-    if base is not None:
-        known = Path(base).expanduser()
-        base = str(known.absolute()) if known.exists() else base
-        place = _place(Path(adapter))
-        os.environ[_BASE_OF_ADAPTER] = json.dumps([place, base])
-    try:
-        yield
-        if base is not None:
-            remember("bases", hashlib.sha256(place.encode()).hexdigest(), base)
-    finally:
-        if base is not None and before is None:
-            del os.environ[_BASE_OF_ADAPTER]
-        elif before is not None:
-            os.environ[_BASE_OF_ADAPTER] = before
+def remember_base(adapter: Path, base: str) -> None:
+    """Keep which base a user put an adapter on, for where it names one that is not on this machine."""
+    known = Path(base).expanduser()
+    text = str(known.absolute()) if known.exists() else base
+    remember("bases", hashlib.sha256(_place(adapter).encode()).hexdigest(), text)
 
 
 def _place(adapter: Path) -> str:
@@ -79,16 +59,16 @@ def adapter_config(given: str, path: Path) -> dict[str, Any]:
     return config
 
 
-def base_name(adapter: Path) -> tuple[str | None, bool]:
+def base_name(model: GivenModel) -> tuple[str | None, bool]:
     """Find the path or hub id of an adapter's base model, or None; and whether the user has given it.
 
     The one that was given with it; the one that it names, there or beside the adapter; the one that it was
     last given with.
     """
+    spec, adapter = ModelSpec.of(model), Path(place_of(model)).expanduser()
+    if spec.adapter is not None and spec.path is not None:
+        return str(spec.path), True
     place = _place(adapter)
-    given = os.environ.get(_BASE_OF_ADAPTER)
-    if given is not None and json.loads(given)[0] == place:
-        return str(json.loads(given)[1]), True
     named = adapter_config(str(adapter), adapter).get("base_model_name_or_path")
     if isinstance(named, str) and named:
         path = Path(named).expanduser()
@@ -142,27 +122,27 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
 
 
-def context_length(path_or_id: str | Path) -> int | None:
+def context_length(model: GivenModel) -> int | None:
     """Return the longest sequence, in tokens, that a checkpoint has positions for; None when unknown.
 
     Args:
-        path_or_id: A directory with config.json, a .gguf file or a directory with one, or a hub id.
+        model: A directory with config.json, a .gguf file or a directory with one, or a hub id.
 
     Raises:
         ModelError: The configuration cannot be read.
     """
-    return _first(read_configuration(path_or_id), _NAMES)
+    return _first(read_configuration(model), _NAMES)
 
 
-def subsets_bound(path_or_id: str | Path, *, finetuned: bool) -> int:
+def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
     """Return the most subsets of an index for a checkpoint, where none are asked for.
 
     A large fine-tuned one has fewer. Raises as `context_length`.
     """
     # an adapter's layers have no more directions than its rank
-    if is_adapter(path_or_id) or not finetuned:
+    if is_adapter(place_of(model)) or not finetuned:
         return MOST_WITH_PROJECTIONS
-    config = read_configuration(path_or_id)
+    config = read_configuration(model)
     depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
     if depth is None or width is None:
         return MOST_WITH_PROJECTIONS
@@ -175,10 +155,11 @@ def _first(config: Any, names: Sequence[str]) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def read_configuration(path_or_id: str | Path) -> Any:
+def read_configuration(model: GivenModel) -> Any:
     """Read the configuration of a checkpoint's language model; raises as `context_length`."""
+    path_or_id = place_of(model)
     if is_adapter(path_or_id):
-        path_or_id = base_name(Path(path_or_id).expanduser())[0] or path_or_id
+        path_or_id = base_name(model)[0] or path_or_id
     path = Path(path_or_id).expanduser()
     if (own := own_config(path)) is not None:
         return SimpleNamespace(**own)
@@ -186,7 +167,7 @@ def read_configuration(path_or_id: str | Path) -> Any:
     from transformers.utils import logging
 
     options: dict[str, object] = {"trust_remote_code": False}
-    where: str | Path = str(path_or_id)
+    where: str | Path = path_or_id
     if path.is_file():
         where, options["gguf_file"] = path.parent, path.name
     elif path.is_dir():

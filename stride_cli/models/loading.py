@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from stride_cli.models.kinds import kind_of, kind_of_index
 from stride_cli.models.language.files import files_fingerprint, refuse_download
 from stride_cli.models.language.fingerprints import settings_fingerprint, state_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
+from stride_cli.permissions import Permissions
 from stride_cli.remembered import find_recorded, recall, recorded_places
 
 if TYPE_CHECKING:
@@ -21,23 +23,14 @@ if TYPE_CHECKING:
     from stride_cli.schema.model_records import ModelInfoRecord
 
 
-def load_model(
-    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
-) -> AttributableModel:
+def load_model(given: GivenModel) -> AttributableModel:
     """Load a causal language model with its tokenizer, or a classifier: frozen, in eval mode.
 
     Parameters
     ----------
-    path_or_id : str or Path
+    given : str, Path or ModelSpec
         A directory written by `save_pretrained`, a .gguf file, a hub id, or a classifier's directory. A local
         path never touches the network.
-    device : str
-        "auto": CUDA where there is one, else CPU; or a torch device name.
-    dtype : str
-        "auto": bf16 on CUDA, fp32 on CPU; or "fp32", "bf16", "fp16".
-    stream : bool, optional
-        Leave the weights of a language model's blocks on disk while they do not run. Default: as
-        STRIDE_GENERAL_STREAM says, else where the weights are larger than the free memory.
 
     Raises
     ------
@@ -47,13 +40,13 @@ def load_model(
     MissingExtraError
         A .gguf file without the `gguf` package.
     """
-    if kind_of(path_or_id) == "classifier":
+    if kind_of(place_of(given)) == "classifier":
         from stride_cli.models.classifier.directory import load_classifier
 
-        return load_classifier(path_or_id, device=device, dtype=dtype)
+        return load_classifier(given)
     from stride_cli.models.language.checkpoint import load_language_model
 
-    return load_language_model(path_or_id, device=device, dtype=dtype, stream=stream)
+    return load_language_model(given)
 
 
 @dataclass(frozen=True)
@@ -62,12 +55,11 @@ class Opener:
 
     Attributes
     ----------
-    device, dtype : as `load_model` takes them
+    spec : ModelSpec      without a path
     table : inputs of a classifier's rows, by number
     """
 
-    device: str
-    dtype: str
+    spec: ModelSpec
     table: Any = None
 
     @classmethod
@@ -76,19 +68,21 @@ class Opener:
         import torch
 
         names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-        return cls(str(own.device), names[own.dtype], getattr(own, "table", None))
+        device, dtype = str(own.device), names[own.dtype]
+        spec = replace(own.spec, path=None, adapter=None, device=device, dtype=dtype)
+        return cls(spec, getattr(own, "table", None))
 
     def load(self, path: str) -> AttributableModel:
         """Load the model at a path; ModelError where that is not possible."""
-        model: Any = load_model(path, device=self.device, dtype=self.dtype)
+        model: Any = load_model(self.spec.at(path))
         if self.table is not None:
             model.table = self.table
         loaded: AttributableModel = model
         return loaded
 
 
-def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> AttributableModel:
-    """Load the model at `path` and compare it with an index; a classifier gets the index's rows as inputs.
+def load_model_of(index: Index, spec: ModelSpec) -> AttributableModel:
+    """Load a model and compare it with an index; a classifier gets the index's rows as inputs.
 
     Raises
     ------
@@ -98,15 +92,15 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
     if kind_of_index(index) == "classifier":
         from stride_cli.models.classifier.directory import open_classifier
 
-        return open_classifier(index, path, device=device, dtype=dtype)
-    model = load_model(path, device=device, dtype=dtype)
+        return open_classifier(index, spec)
+    model = load_model(spec)
     index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
     index.check_fingerprint("model", model.fingerprint)
     expected = index.attributes["fingerprints"].get("settings")  # earlier indexes do not record them
-    found = settings_fingerprint(path) if expected else None
+    found = settings_fingerprint(spec) if expected else None
     if found != expected:
         raise IndexMismatch(
-            f"index {index.path} was built for a model with settings {expected}, those of '{path}' are "
+            f"index {index.path} was built for a model with settings {expected}, those of '{spec.place}' are "
             f"{found}: it may answer otherwise",
             fix="put its config.json, generation_config.json and tokenizer_config.json back as they were, or "
             "build a new index",
@@ -114,7 +108,7 @@ def load_model_of(index: Index, path: str, *, device: str, dtype: str) -> Attrib
     return model
 
 
-def path_of_model(index: Index) -> str:
+def path_of_model(index: Index, permissions: Permissions = Permissions()) -> str:
     """Find the model that an index was built for: its path, or its hub id.
 
     From the index's own directory, as it records it; else (a copy of the index alone) where it was when it
@@ -139,13 +133,13 @@ def path_of_model(index: Index) -> str:
             f"there is no model at '{place}', where index '{index.path}' has it",
             fix="give its path with --model",
         )
-    refuse_download(found or recorded, named_by=f"index '{index.path}'")
+    refuse_download(found or recorded, permissions, named_by=f"index '{index.path}'")
     return found or str(recorded)
 
 
-def model_settings(path_or_id: str | Path) -> str | None:
+def model_settings(model: GivenModel) -> str | None:
     """The fingerprint of a model's settings; None of a classifier, whose `model_fingerprint` has them."""
-    return None if kind_of(path_or_id) == "classifier" else settings_fingerprint(path_or_id)
+    return None if kind_of(place_of(model)) == "classifier" else settings_fingerprint(model)
 
 
 def model_fingerprint(model_or_path: Any) -> str:
@@ -153,19 +147,19 @@ def model_fingerprint(model_or_path: Any) -> str:
 
     Parameters
     ----------
-    model_or_path : str, Path or nn.Module
+    model_or_path : str, Path, ModelSpec or nn.Module
         Of a path or hub id: `files_fingerprint` or `classifier_fingerprint`; in memory: `state_fingerprint`.
     """
-    if not isinstance(model_or_path, str | Path):
+    if not isinstance(model_or_path, str | Path | ModelSpec):
         return state_fingerprint(model_or_path)
-    if kind_of(model_or_path) == "classifier":
+    if kind_of(place_of(model_or_path)) == "classifier":
         from stride_cli.models.classifier.directory import classifier_fingerprint
 
-        return classifier_fingerprint(model_or_path)
+        return classifier_fingerprint(place_of(model_or_path))
     return files_fingerprint(model_or_path)
 
 
-def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
+def describe_model(given: GivenModel) -> ModelInfoRecord:
     """Load a checkpoint, which checks it whole, and describe it; code that a classifier brings is never run.
 
     Returns
@@ -177,6 +171,7 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
     ModelError
         As from `load_model`; or the recipe cannot be read.
     """
+    path_or_id = place_of(given)
     kept = sorted(str(step) for step in Path(path_or_id).glob("checkpoints/step-*"))
     if kind_of(path_or_id) == "classifier":
         from stride_cli.models.classifier import directory
@@ -185,7 +180,7 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
         if found.code:  # known by its other files
             return {
                 "schema": "stride.model_info/1",
-                "path": str(path_or_id),
+                "path": path_or_id,
                 "architecture": "network.py (not run)",
                 "parameters": found.parameters,
                 "layers": None,
@@ -199,10 +194,10 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
                 "recipe": None,  # as of every classifier: it is a language model's
             }
     recipe = read_recipe(path_or_id)
-    model = load_model(path_or_id, device="cpu", dtype="fp32")
+    model = load_model(replace(ModelSpec.of(given), device="cpu", dtype="fp32"))
     return {
         "schema": "stride.model_info/1",
-        "path": str(path_or_id),
+        "path": path_or_id,
         "architecture": model.name,
         "parameters": model.n_parameters,
         "layers": model.n_layers,
@@ -211,7 +206,7 @@ def describe_model(path_or_id: str | Path) -> ModelInfoRecord:
         "context": model.context_length,
         "fingerprint": model.fingerprint,
         "tokenizer_fingerprint": model.tokenizer_fingerprint,
-        "settings_fingerprint": model_settings(path_or_id),
+        "settings_fingerprint": model_settings(given),
         "checkpoints": kept,
         "recipe": None if recipe is None else json.loads(recipe.to_json()),
     }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stride_cli.models.classifier.classifier_model import InputTable
     from stride_cli.models.kinds import Kind
     from stride_cli.models.linear_layers import AdapterMatrices, LayerVisitor
+    from stride_cli.models.spec import ModelSpec
 
 
 class AttributableModel(Protocol):
@@ -25,7 +26,8 @@ class AttributableModel(Protocol):
     ----------
     kind : "language" or "classifier"      by which a stage finds what it has for this kind: a table's key
     model : nn.Module                      the network itself
-    path : str or None                     where it was loaded from
+    spec : ModelSpec                       where it was loaded from, and how; without a path: in memory
+    path : str or None                     of that
     name : str                             its class
     table : InputTable or None             inputs by number; None where the tokens are the input
     classes : sequence of str              names of the labels; empty where the tokens are what is predicted
@@ -46,6 +48,8 @@ class AttributableModel(Protocol):
     def kind(self) -> Kind: ...
     @property
     def model(self) -> Any: ...
+    @property
+    def spec(self) -> ModelSpec: ...
     @property
     def path(self) -> str | None: ...
     @property

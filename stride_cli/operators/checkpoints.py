@@ -174,7 +174,7 @@ def open_stored(index: Index, own: AttributableModel, number: int) -> Attributab
     wanted = stored_checkpoints(index)[number - 1]
     called = f"checkpoint {number} of index '{index.path}'"
     fix = f"put it back, or fit without it: stride train --index {index.path} --overwrite"
-    refuse_download(wanted.path, named_by=f"index '{index.path}'")
+    refuse_download(wanted.path, own.spec.permissions, named_by=f"index '{index.path}'")
     try:
         pairs = [("weights", wanted.fingerprint, model_fingerprint(wanted.path))]
     except ModelError as error:

@@ -38,6 +38,7 @@ from stride_cli.parallel import Workers, opened_once
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
+    from stride_cli.models.spec import ModelSpec
 
 _RANGES_A_WORKER = 4  # so that no worker waits long for the last
 _WORKERS = 16  # taken for the number of a cluster's
@@ -54,17 +55,14 @@ class ModelPlace:
     ----------
     index : Path
     digest : of the index
-    model : path of the index's model; None: where the index says
-    device, dtype : of the model, as `load_model` takes them
+    model : ModelSpec      of the index's own; without a path: where the index says
     checkpoint : path of a further checkpoint, to be fitted in its place
     design_seed : of that checkpoint's subsets
     """
 
     index: Path
     digest: str
-    model: str | None
-    device: str
-    dtype: str
+    model: ModelSpec
     checkpoint: str | None = None
     design_seed: int | None = None
 
@@ -76,7 +74,7 @@ class ModelPlace:
         from stride_cli.operators.designs import Designs
 
         index = Index.open(self.index)
-        model = open_model(index, self.model, device=self.device, dtype=self.dtype)
+        model = open_model(index, self.model)
         if self.checkpoint is not None:
             model = Opener.like(model).load(self.checkpoint)
         return model, ChunkReader(index), np.asarray(Designs.of(index, self.design_seed).columns)
@@ -243,7 +241,7 @@ def _by_workers(
         _tell(workers, need, count)
     first = 0 if known is None else len(known)
     task = RangeTask(workers.place, folder, settings, n_subsets, first, count, save_seconds)
-    device = workers.place.device
+    device = workers.place.model.device
     sums: list[torch.Tensor] = []
     loss, scored = 0.0, 0
     with (

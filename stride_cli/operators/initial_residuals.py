@@ -114,7 +114,7 @@ def recorded_base(model: AttributableModel, tell: Callable[[str], None] = note) 
     """Find the model that a fine-tuning began from, by its recipe, or that an adapter is on; None of others,
     and where it is gone (with a note)."""
     if model.path is not None and is_adapter(model.path):
-        return base_name(Path(model.path).expanduser())[0]
+        return base_name(model.spec)[0]
     recipe = None if model.classes or model.path is None else read_recipe(model.path)
     if recipe is None or recipe.base is None:
         return None

@@ -45,9 +45,7 @@ def verify_hit(
     if asked.documents is None:
         if options.top < 1:
             raise UsageError(f"--top is {options.top} (expected 1 or more)", fix="try --top 10")
-        session = Session.open(
-            place.index, model=model, model_path=place.model, device=place.device, dtype=place.dtype
-        )
+        session = Session.open(place.index, model=model or place.model)
         answer = (
             next(session.query_all(prompts, options, together=1))
             if len(prompts) == 1
@@ -56,7 +54,7 @@ def verify_hit(
         query, workspace = answer.query, Workspace.open(session.index, session.model)
         chosen, influences = _top_documents(answer, options.top)
     else:
-        workspace = Workspace.open(place.index, model or place.model, device=place.device, dtype=place.dtype)
+        workspace = Workspace.open(place.index, model or place.model)
         query = _query_of(prompts, workspace, options)
         chosen = find_documents(workspace.index, asked.documents)
         influences = [None] * len(chosen)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from index_format.location import locate
 from stride_cli.api import as_place
 from stride_cli.attribution.options import SharingOptions
 from stride_cli.data.workspace import WorkspacePath
@@ -37,7 +36,7 @@ def evaluate(
 
     Parameters
     ----------
-    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
+    where : path of the index, or a `WorkspacePath` that names its model too
     queries : file of queries
     methods : names, with options as for `stride baseline`
     truth : TruthOptions      retrained models; default: 64 subsets of half of the chunks, one seed
@@ -77,7 +76,7 @@ def select(
 
     Parameters
     ----------
-    where : path of the index, or a `WorkspacePath` that names model, device and dtype too
+    where : path of the index, or a `WorkspacePath` that names its model too
     task : file of queries
     options : SelectOptions
     sharing : SharingOptions      who scores; default: this process
@@ -97,18 +96,16 @@ def select(
 
 
 def tune(
-    index_path: str | Path | RemotePath,
+    where: str | Path | RemotePath | WorkspacePath,
     options: TuneOptions | None = None,
     *,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
     on_trial: Callable[[TrialRecord], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Sweep settings of the operators; see `research.tuning.tune.tune` for the criterion. Writes no file.
 
     Parameters
     ----------
+    where : path of the index, or a `WorkspacePath` that names its model too
     options : TuneOptions
     on_trial : called with a ``stride.trial/1`` after each trial
 
@@ -122,5 +119,4 @@ def tune(
     """
     from stride_cli.research.tuning.tune import tune_index
 
-    where = WorkspacePath(locate(index_path), model_path, device, dtype)
-    return tune_index(where, options or TuneOptions(), on_trial)
+    return tune_index(as_place(where), options or TuneOptions(), on_trial)

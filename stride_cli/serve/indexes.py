@@ -55,10 +55,7 @@ class ServedIndex:
 
         mark = self._found()
         if self._session is None or mark != self._mark:
-            place = self.place
-            session = Session.open(
-                place.index, model_path=place.model, device=place.device, dtype=place.dtype
-            )
+            session = Session.open(self.place.index, model=self.place.model)
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query ROW")
             with self._lock:
                 self._answers.clear()

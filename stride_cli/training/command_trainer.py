@@ -20,6 +20,7 @@ from index_format.durable import make_directory
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
 from stride_cli.parallel import die_with_parent
 from stride_cli.training.jobs import Job, Outcome, job_key
 from stride_cli.training.language_trainer import query_losses
@@ -132,7 +133,7 @@ class CommandTrainer:
 
     def _evaluate(self, directory: Path) -> Outcome:
         try:
-            model = load_model(directory, device=self.device, dtype=self.dtype)
+            model = load_model(ModelSpec(directory, device=self.device, dtype=self.dtype))
         except ModelError as error:
             raise ModelError(
                 f"the training command left no checkpoint that can be loaded in {{out}}: {error.message}",

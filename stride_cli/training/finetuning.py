@@ -15,6 +15,7 @@ from stride_cli.models.language.language_recipe import Recipe, versions
 from stride_cli.models.language.structure import check_vocabulary, context_length
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import model_fingerprint
+from stride_cli.models.spec import GivenModel, place_of
 from stride_cli.training.initial_model import make_trainable
 from stride_cli.training.language_loop import choose_dtype
 from stride_cli.training.options import FinetuneOptions
@@ -29,7 +30,7 @@ _SMALL = 50_000_000  # parameters; below, a model takes and needs larger steps
 
 def finetune_model(
     sources: Sequence[str],
-    model: str | Path,
+    model: GivenModel,
     out: str | Path,
     options: FinetuneOptions = FinetuneOptions(),
     *,
@@ -56,7 +57,7 @@ def finetune_model(
     ------
     CorpusError, UsageError, ModelError, NumericalError; IndexBusy, StorageFull
     """
-    out = Path(out)
+    out, place = Path(out), place_of(model)
     refuse_existing(out, overwrite=overwrite)
     device = resolve_device(options.device)
     dtype = choose_dtype(options.dtype, device)
@@ -73,7 +74,7 @@ def finetune_model(
             chunks, record = cut(corpus, tokenizer, block_size=block_size)
             recipe = replace(
                 finetuning_recipe(chunks, options, base.num_parameters(), block_size=block_size, dtype=dtype),
-                base=str(Path(model).resolve() if Path(model).exists() else model),  # or a hub id
+                base=str(Path(place).resolve() if Path(place).exists() else place),  # or a hub id
                 base_fingerprint=fingerprint,
                 corpus=record,
                 tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),

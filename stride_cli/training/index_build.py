@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def build_index(
     sources: Sequence[str],
     *,
-    model_path: str,
+    model: GivenModel,
     out: str | Path,
     options: BuildOptions | None = None,
     reading: ReadOptions | None = None,
@@ -31,7 +32,7 @@ def build_index(
     Parameters
     ----------
     sources : files, globs or ``-``
-    model_path : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
+    model : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
         Or a classifier's directory, with one file of examples as the source.
     options : BuildOptions
     reading : ReadOptions
@@ -49,7 +50,8 @@ def build_index(
     from stride_cli.models.loading import model_fingerprint
 
     options = options or BuildOptions()
-    if kind_of(model_path) == "classifier":
+    spec, place = ModelSpec.of(model), place_of(model)
+    if kind_of(place) == "classifier":
         from stride_cli.data.examples_index import build_classifier_index
 
         if len(sources) != 1:
@@ -57,20 +59,20 @@ def build_index(
                 f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
             )
         _refuse_options_of_text(options, reading or ReadOptions())
-        return build_classifier_index(sources[0], model_path=model_path, out=out, options=options)
-    tokenizer, weights = load_tokenizer(model_path), model_fingerprint(model_path)
-    local = Path(model_path).expanduser()
-    model = build.IndexedModel(
+        return build_classifier_index(sources[0], model=spec, out=out, options=options)
+    tokenizer, weights = load_tokenizer(spec), model_fingerprint(spec)
+    local = Path(place).expanduser()
+    indexed = build.IndexedModel(
         tokenizer,
         tokenizer_fingerprint(tokenizer),
         weights,
         # found again from another working directory
-        path=str(local.absolute()) if local.exists() else model_path,
-        context=context_length(model_path),
-        settings_fingerprint=settings_fingerprint(model_path),
-        most_subsets=most_subsets(model_path),
+        path=str(local.absolute()) if local.exists() else place,
+        context=context_length(spec),
+        settings_fingerprint=settings_fingerprint(spec),
+        most_subsets=most_subsets(spec),
     )
-    return build.build_index(sources, model, out, options, reading or ReadOptions())
+    return build.build_index(sources, indexed, out, options, reading or ReadOptions())
 
 
 def build_index_of_run(
@@ -99,7 +101,7 @@ def build_index_of_run(
     options = options or BuildOptions()
     if options.block_size is None:
         options = replace(options, block_size=found.block_size)
-    built = build_index(found.sources, model_path=found.model, out=out, options=options, reading=reading)
+    built = build_index(found.sources, model=found.model, out=out, options=options, reading=reading)
     recipe = read_recipe(found.model)
     assert recipe is not None
     check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
 from stride_cli.output import progress
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan_index(
-    corpus: Sequence[str], model: str | None, options: PlanOptions, reading: ReadOptions
+    corpus: Sequence[str], model: GivenModel | None, options: PlanOptions, reading: ReadOptions
 ) -> IndexPlanRecord:
     """Plan the index of a corpus, which is read once, or of `options.chunks`.
 
@@ -47,7 +48,7 @@ def plan_index(
     tokenizer = load_tokenizer(model)
     size = plan.choose_block_size(options.block_size, context_length(model))
     counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
-    finetuned = was_finetuned(model)
+    finetuned = was_finetuned(place_of(model))
     return plan.plan_index(
         counts,
         options,
@@ -57,7 +58,7 @@ def plan_index(
     )
 
 
-def append_documents(path: Path, corpus: Sequence[str], model: str | None, reading: ReadOptions) -> Index:
+def append_documents(path: Path, corpus: Sequence[str], model: ModelSpec, reading: ReadOptions) -> Index:
     """Add a corpus to the index at `path`, tokenized as by its model; what is in it stays as it is."""
     from index_format.reader import Index
 
@@ -67,7 +68,8 @@ def append_documents(path: Path, corpus: Sequence[str], model: str | None, readi
         from stride_cli.models.language.tokenizer import load_tokenizer
         from stride_cli.models.loading import path_of_model
 
-        tokenizer = load_tokenizer(model or path_of_model(Index.open(path)))
+        spec = model if model.place else model.at(path_of_model(Index.open(path), model.permissions))
+        tokenizer = load_tokenizer(spec)
     return append_to_index(
         path,
         corpus,

@@ -6,13 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.data.workspace import open_model
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
+from stride_cli.models.spec import GivenModel, ModelSpec
 from stride_cli.operators.options import (
     ClosedOptions,
     FitRunOptions,
@@ -41,10 +42,7 @@ def fit_index(
     index_path: str | Path | RemotePath,
     options: TrainOptions | None = None,
     *,
-    model: AttributableModel | None = None,
-    model_path: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    model: AttributableModel | GivenModel | None = None,
     overwrite: bool = False,
     run: FitRunOptions | None = None,
 ) -> TrainRecord:
@@ -56,11 +54,10 @@ def fit_index(
     ----------
     index_path : path of the index; `IndexReadOnly` for a URL or a zip file
     options : ClosedOptions or SgdOptions
-    model : AttributableModel, optional        else loaded from ``model_path`` or from where the index says
-    device, dtype : of the model to load
+    model : one that is loaded, its path or `ModelSpec`; default: where the index says that it is
     overwrite : replace operators that are already there
-    run : who fits, and how often an unfinished fit is saved; workers open the model where `model_path` or the
-        index says
+    run : who fits, and how often an unfinished fit is saved; workers open the model where it was
+        loaded from
 
     Returns
     -------
@@ -103,10 +100,11 @@ def fit_index(
         )
     checkpoints = [] if adds else find_checkpoints(index, options.checkpoints)
     # 2. The model, and the settings that fit it
-    model = model or open_model(index, model_path, device=device, dtype=dtype)
+    if model is None or isinstance(model, str | Path | ModelSpec):
+        model = open_model(index, model)
     if adds:
         assert isinstance(options, ClosedOptions)
-        return _project(index_path, index, options, model, started, run, model_path)
+        return _project(index_path, index, options, model, started, run)
     options = like_own(options, model, index)
     settings = resolve_settings(options, model, index)
     chunks = ChunkReader(index)
@@ -120,7 +118,7 @@ def fit_index(
     if checkpoints:
         identity["checkpoints"] = [(found.fingerprint, found.settings) for found in checkpoints]
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    workers = _workers(run, index, model, model_path)
+    workers = _workers(run, index, model)
     models = [model]
     del model  # `fit_with_checkpoints` frees it before the next one is loaded
     loaded = time.perf_counter() - started
@@ -172,9 +170,7 @@ def _seconds(reports: Sequence[dict[str, Any]], loaded: float, published: float)
     }
 
 
-def _workers(
-    run: FitRunOptions, index: Index, model: AttributableModel, model_path: str | None
-) -> PassWorkers | None:
+def _workers(run: FitRunOptions, index: Index, model: AttributableModel) -> PassWorkers | None:
     """Choose the workers that fit the operators of an index; None: this process alone.
 
     The workers of this machine share its cores; a task of Ray has one.
@@ -188,11 +184,10 @@ def _workers(
         return None
     opener = Opener.like(model)
     threads = 1 if run.engine == "ray" else max(1, available_cores() // (run.workers or 1))
-    local = Path(model_path).expanduser() if model_path else None
-    found = str(local.absolute()) if local is not None and local.exists() else model_path
     # on several GPUs each worker sees its own
-    kind = opener.device.partition(":")[0]
-    place = ModelPlace(Path(str(index.path)).absolute(), index.digest, found, kind, opener.dtype)
+    kind = opener.spec.device.partition(":")[0]
+    spec = replace(model.spec.absolute(), device=kind, dtype=opener.spec.dtype)
+    place = ModelPlace(Path(str(index.path)).absolute(), index.digest, spec)
     free = available_bytes() if run.engine == "local" and kind == "cpu" else None
     return PassWorkers(place, run.engine, run.workers, threads, free)
 
@@ -204,7 +199,6 @@ def _project(
     model: AttributableModel,
     started: float,
     run: FitRunOptions,
-    model_path: str | None,
 ) -> TrainRecord:
     """Add projections to operators that are there."""
     from index_format.writer import GroupWriter
@@ -217,7 +211,7 @@ def _project(
     size = options.project or 0
     identity = [index.digest, operators, size, str(model.dtype), FORM]
     build_key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    workers = _workers(run, index, model, model_path)
+    workers = _workers(run, index, model)
     loaded = time.perf_counter() - started
     with GroupWriter(index_path, "operators", build_key) as writer:
         own, reports = project_index(

@@ -11,23 +11,24 @@ from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import add_lora
 from stride_cli.models.language.nanochat import new_own
 from stride_cli.models.loading import model_fingerprint
+from stride_cli.permissions import Permissions
 
 
-def initial_model(recipe: Recipe) -> Any:
+def initial_model(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
     """Make the model that a recipe starts from: initial weights by its seed, or a fine-tuning's base model
     with fresh LoRA matrices. Parameters to be trained require gradients."""
     if recipe.architecture is not None:
         return new_own(recipe.architecture, seed=recipe.seed)
-    return base_model(recipe)
+    return base_model(recipe, permissions)
 
 
-def base_model(recipe: Recipe) -> Any:
+def base_model(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
     """Load the model that a fine-tuning starts from, made trainable by the recipe; raises as
     `base_weights`."""
-    return make_trainable(base_weights(recipe), recipe)
+    return make_trainable(base_weights(recipe, permissions), recipe)
 
 
-def base_weights(recipe: Recipe) -> Any:
+def base_weights(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
     """Load the model that a fine-tuning starts from, on the CPU in fp32.
 
     Raises
@@ -36,7 +37,7 @@ def base_weights(recipe: Recipe) -> Any:
         The base model is gone, or is another one by now.
     """
     assert recipe.base is not None
-    refuse_download(recipe.base, named_by="the recipe of the model")
+    refuse_download(recipe.base, permissions, named_by="the recipe of the model")
     found = model_fingerprint(recipe.base)
     if found != recipe.base_fingerprint:
         raise ModelError(

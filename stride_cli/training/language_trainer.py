@@ -22,6 +22,7 @@ from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Reci
 from stride_cli.models.protocol import AttributableModel
 from stride_cli.operators.device_memory import DIFFERENTIATED
 from stride_cli.output import note
+from stride_cli.permissions import Permissions
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome, job_key
 from stride_cli.training.language_loop import train
@@ -51,6 +52,7 @@ class LanguageTrainer:
     keep : Path or None          retrained weights, one safetensors file a job
     peak_bytes : int             about what training takes; 0 = not known
     on_one_gpu : int             most that are trained side by side on a GPU by default, each in a process
+    permissions : Permissions    to download a fine-tuning's base model
     """
 
     recipe: Recipe
@@ -61,6 +63,7 @@ class LanguageTrainer:
     peak_bytes: int = 0
     on_one_gpu: int = 1
     at_once: int = 1
+    permissions: Permissions = field(default_factory=Permissions)
     digest: str = field(init=False)
     weights_digest: str = field(init=False)
 
@@ -91,7 +94,7 @@ class LanguageTrainer:
     def _train(self, jobs: Sequence[Job]) -> Iterator[Any]:
         for job in jobs:
             recipe = self.recipe.with_seed(job.seed)
-            model = initial_model(recipe).to(self.device)
+            model = initial_model(recipe, self.permissions).to(self.device)
             train(model, self.chunks, recipe, subset=job.mask)
             self._save(job, model)
             yield model
@@ -126,7 +129,7 @@ class LanguageTrainer:
                 stored = (file.metadata() or {}).get("sha256")
         except (SafetensorError, OSError):
             weights, stored = {}, None
-        model = initial_model(self.recipe.with_seed(job.seed))
+        model = initial_model(self.recipe.with_seed(job.seed), self.permissions)
         wanted = dict(_trained(model))
         if weights.keys() != wanted.keys() or stored != _content(weights):
             note(f"{path} is damaged: that model is trained again")
@@ -153,6 +156,7 @@ def open_language_trainer(
     recipe = own_recipe(workspace, recipe)
     chunks = index_chunks(workspace)
     trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
+    trainer.permissions = workspace.model.spec.permissions
     trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens)
     if workspace.model.n_parameters < _WAITS:
         trainer.on_one_gpu = _ON_ONE_GPU

@@ -34,6 +34,7 @@ import torch
 from index_format.reader import Index
 from stride_cli.api import open_model
 from stride_cli.data.batches import ChunkReader
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
 from stride_cli.operators.gradients import gradient_products, weighted_gradients
@@ -184,11 +185,11 @@ def by_workers(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A fit by one process, and by workers of every engine."""
     torch.set_num_threads(1)
     index = Index.open(given.index)
-    model = open_model(index, device="cpu", dtype="fp32")
+    model = open_model(index, ModelSpec(device="cpu", dtype="fp32"))
     chunks = ChunkReader(index)
     columns = np.asarray(index.array("design/columns"))
     settings = resolve_settings(ClosedOptions(), model, index)
-    place = ModelPlace(Path(given.index).absolute(), index.digest, None, "cpu", "fp32")
+    place = ModelPlace(Path(given.index).absolute(), index.digest, ModelSpec(device="cpu", dtype="fp32"))
 
     def fitted(engine: str | None) -> dict[str, float]:
         with tempfile.TemporaryDirectory(dir=given.scratch) as folder:

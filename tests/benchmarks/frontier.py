@@ -32,6 +32,7 @@ from stride_cli.attribution.estimates import Estimates
 from stride_cli.attribution.pipeline import additive_measurement
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.language.language_recipe import was_finetuned
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.corpus_pass import go_over_corpus
 from stride_cli.operators.gradient_sums import PassSettings
@@ -58,7 +59,7 @@ _QUERY_TOKENS = 4096
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
-    task = WorkspacePath(Path(given.index), given.model).open()
+    task = WorkspacePath(Path(given.index), ModelSpec(given.model)).open()
     truth = Truth.from_index(task.index, alpha=given.alpha)
     settings = resolve_settings(ClosedOptions(space=given.space), task.model, task.index)
     degree = task.index.degree

@@ -32,7 +32,7 @@ from tests.benchmarks._machine import machine
 
 
 def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    session = Session.open(given.index, model_path=given.model)
+    session = Session.open(given.index, model=given.model)
     workspace, pipeline = session.workspace, session.pipeline()
     assert session.calibration is not None and session.calibration.scale is not None
     scale = session.calibration.scale

@@ -91,9 +91,9 @@ def build(folder: Path, chunks: int) -> Iterator[dict[str, Any]]:
         began, begun = time.process_time(), time.perf_counter()
         index = api.build_index(
             [str(corpus)],
-            model_path=str(model),
             out=out,
             options=BuildOptions(block_size=CHUNK_TOKENS, store_text=False, overwrite=True),
+            model=str(model),
         )
         seconds, elapsed = time.process_time() - began, time.perf_counter() - begun
     corpus.unlink()
@@ -140,7 +140,7 @@ def add_operators(folder: Path, chunks: int, project: int) -> None:
     if not sample.exists():
         options = BuildOptions(block_size=CHUNK_TOKENS, n_subsets=100)
         sources = [str(folder / "sample.jsonl")]
-        api.build_index(sources, model_path=str(folder / "model"), out=sample, options=options)
+        api.build_index(sources, out=sample, options=options, model=str(folder / "model"))
     workspace = Workspace.open(sample)
     settings = resolve_settings(
         ClosedOptions(space="mlp-matrix", rank=8, project=project), workspace.model, index

@@ -24,6 +24,8 @@ from unittest import mock
 import numpy as np
 import torch
 
+from stride_cli.models.spec import ModelSpec
+
 K, DEGREE, CHUNKS = 12, 3, 40
 TOLERANCE = 1e-4  # CPU and GPU, relative
 _ALL = {"residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix"}
@@ -155,12 +157,12 @@ class Paths:
         from stride_cli import api
         from stride_cli.attribution.by_token import token_influences
 
-        made, on_device = _made(), {"device": self.device, "dtype": "fp32"}
+        made, on_device = _made(), ModelSpec(device=self.device, dtype="fp32")
         with tempfile.TemporaryDirectory() as folder:
             index = Path(shutil.copytree(made / "run.stride", Path(folder, "run.stride")))
             # of all directions: where a basis ends between two that are as strong, digits decide
-            api.train(index, api.ClosedOptions(project=64), **on_device)
-            session = api.Session.open(index, **on_device)
+            api.train(index, api.ClosedOptions(project=64), model=on_device)
+            session = api.Session.open(index, model=on_device)
             assert session.model.device.type == self.device
             options = api.QueryOptions(measure="exact", read=8)
             answer = session.query("The French Revolution", options, response=" began in 1789")

@@ -27,6 +27,7 @@ from stride_cli import api
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import CorpusError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training.jobs import Job, Outcome, Trainer
 from stride_cli.training.retraining import open_trainer, retrain
 
@@ -42,7 +43,7 @@ def jobs_of(trainer: Trainer) -> list[Job]:
 def open_jobs(place: str, model_path: str, asked: str) -> Trainer:
     """The trainer of an index's model, measured on the queries in a file."""
     index = Index.open(place)
-    model = api.open_model(index, model_path, device="cpu", dtype="fp32")
+    model = api.open_model(index, ModelSpec(model_path, device="cpu", dtype="fp32"))
     queries = read_texts(model, asked, block_size=index.attributes["block_size"])
     return open_trainer(Workspace.open(index, model), queries)
 
@@ -101,7 +102,7 @@ def build(model_path: str, folder: Path) -> None:
     options = api.BuildOptions(engine="ray", workers=3)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         api.build_index(
-            [str(folder / "corpus.jsonl")], model_path=model_path, out=folder / "apart", options=options
+            [str(folder / "corpus.jsonl")], out=folder / "apart", options=options, model=model_path
         )
     assert said.getvalue() == ""
 
@@ -121,7 +122,7 @@ def fit(folder: Path) -> None:
     disturber.start()
     run = api.FitRunOptions(workers=2, engine="ray", save_seconds=0)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        api.train(index, OPTIONS, run=run, device="cpu", dtype="fp32")
+        api.train(index, OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
     assert said.getvalue() == ""
     disturber.join(10)
     assert killed

@@ -35,7 +35,7 @@ def index(corpus: Path) -> Path:
     train_model([str(corpus)], model, TrainOptions(steps=2, layers=2, width=32, vocab=300, context=32))
     out = corpus.parent / "run.stride"
     options = api.BuildOptions(block_size=16, n_subsets=20, degree=3)
-    api.build_index([str(corpus)], model_path=str(model), out=out, options=options)
+    api.build_index([str(corpus)], out=out, options=options, model=str(model))
     api.train(out, api.ClosedOptions(rank=4, buckets=16))
     return out
 

@@ -20,6 +20,7 @@ import pytest
 
 from stride_cli import api, parallel
 from stride_cli.errors import CorpusError, StrideError, UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.parallel import Workers, default_workers, opened_once
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain
@@ -240,11 +241,11 @@ def test_ray_does_what_processes_do(
         process = prepared.start(line, stdout=said, stderr=said, new_session=True)
         # meanwhile, for most of its time Ray's processes wait for one another
         whole, operators = tmp_path / "whole", tmp_path / "local.stride"
-        api.build_index([str(tmp_path / "corpus.jsonl")], model_path=model, out=whole)
+        api.build_index([str(tmp_path / "corpus.jsonl")], out=whole, model=model)
         shutil.copytree(whole, operators)
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
         run = api.FitRunOptions(workers=2, save_seconds=0)
-        api.train(operators, ray_cluster.OPTIONS, run=run, device="cpu", dtype="fp32")
+        api.train(operators, ray_cluster.OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
         trainer = ray_cluster.open_jobs(*places)
         alone = retrain(trainer, ray_cluster.jobs_of(trainer), store=tmp_path / "alone", workers=1)
         assert process.wait() == 0, (tmp_path / "said").read_text()

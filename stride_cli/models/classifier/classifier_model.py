@@ -24,6 +24,7 @@ from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.models.classifier.networks import split_network
 from stride_cli.models.kinds import Kind
 from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
+from stride_cli.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class ClassifierModel:
     classes : sequence of str       names, in the order of the logits
     shape : tuple                   of one input
     standardisation : Standardisation
-    path : str, optional            the model directory
+    spec : ModelSpec, optional      the model directory, and how it was loaded
     fingerprint : str, optional     SHA-256 in hex; else computed from weights, classes and standardisation
 
     Raises
@@ -147,7 +148,7 @@ class ClassifierModel:
         classes: Sequence[str],
         shape: Sequence[int],
         standardisation: Standardisation,
-        path: str | None = None,
+        spec: ModelSpec | None = None,
         fingerprint: str | None = None,
     ) -> None:
         self.model = network.eval()
@@ -156,7 +157,7 @@ class ClassifierModel:
         self.classes = list(classes)
         self.shape = tuple(int(size) for size in shape)
         self.standardisation = standardisation
-        self.path = path
+        self.spec = spec or ModelSpec()
         self.name: str = type(network).__name__
         self._fingerprint = fingerprint
         self.table = InputTable(np.zeros((0, *self.shape)), np.zeros(0, np.int64))
@@ -171,6 +172,10 @@ class ClassifierModel:
         self._check_parts()
 
     # What it is
+
+    @property
+    def path(self) -> str | None:
+        return self.spec.place
 
     @property
     def n_layers(self) -> int:

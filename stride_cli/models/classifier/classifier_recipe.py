@@ -84,7 +84,8 @@ class ClassifierRecipe:
                 raise UsageError(f"--{name} is {value}, expected 0 or more", fix=f"try --{name} 0.01")
 
     def to_json(self) -> str:
-        return json.dumps({"recipe_version": RECIPE_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+        record = asdict(self) | {"network": self.network.to_record()}
+        return json.dumps({"recipe_version": RECIPE_VERSION, **record}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ClassifierRecipe:

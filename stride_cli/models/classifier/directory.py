@@ -30,7 +30,8 @@ from stride_cli.models.classifier.examples import (
 )
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
 from stride_cli.models.kinds import FILE_NAME, kind_of
-from stride_cli.permissions import may_run, require_trust
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
+from stride_cli.permissions import Permissions, may_run
 from stride_cli.remembered import recall, recorded_places
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def save_classifier(
     model = partial / "model"
     description = {
         "classifier_version": _VERSION,
-        "network": {key: value for key, value in asdict(recipe.network).items() if key != "adapter"},
+        "network": {key: value for key, value in recipe.network.to_record().items() if key != "adapter"},
         "classes": trained.classes,
         "shape": list(trained.shape),
         "mean": trained.standardisation.mean.tolist(),
@@ -116,16 +117,11 @@ def save_classifier(
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "auto") -> ClassifierModel:
+def load_classifier(given: GivenModel) -> ClassifierModel:
     """Load a classifier as `save_classifier` wrote it, without inputs: `open_classifier` brings an index's.
 
     Its adapter file, if it has one, is executed where it is trusted: the user named that file in a training
     on this machine, or has said so.
-
-    Parameters
-    ----------
-    device : "auto": CUDA where there is one, else CPU; or a torch device name
-    dtype : "auto" and "fp32": float32; "fp64"
 
     Raises
     ------
@@ -136,23 +132,24 @@ def load_classifier(path: str | Path, *, device: str = "auto", dtype: str = "aut
     from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
     from stride_cli.models.devices import resolve_device
 
-    if dtype not in _DTYPES:
+    spec = ModelSpec.of(given)
+    if (dtype := spec.dtype) not in _DTYPES:
         raise ModelError(f"dtype '{dtype}' is unknown for classifiers", fix=f"one of {', '.join(_DTYPES)}")
-    directory = Path(path).expanduser()
+    directory = Path(place_of(spec)).expanduser()
     description, code = _read_description(directory)
-    if code:
-        require_trust(code, directory / _ADAPTER)
     shape, classes = tuple(description["shape"]), description["classes"]
-    spec = NetworkSpec(**description["network"], adapter=code)
-    network = build_network(spec, shape, len(classes), seed=0)
+    parts = NetworkSpec(**description["network"], adapter=code)
+    if code:
+        parts = parts.trusted_by(spec.permissions, directory / _ADAPTER)
+    network = build_network(parts, shape, len(classes), seed=0)
     load_weights(network, directory / _WEIGHTS)
     mean, deviation = (np.asarray(description[name], np.float64) for name in ("mean", "deviation"))
     model = ClassifierModel(
-        network.to(resolve_device(device), torch.float64 if dtype == "fp64" else torch.float32),
+        network.to(resolve_device(spec.device), torch.float64 if dtype == "fp64" else torch.float32),
         classes=classes,
         shape=shape,
         standardisation=Standardisation(mean, deviation),
-        path=str(path),
+        spec=spec,
         fingerprint=classifier_fingerprint(directory),
     )
     columns = _columns(description)
@@ -229,7 +226,7 @@ class Outline:
     trusted: bool  # it runs no code, or code that the user trusts
 
 
-def outline(path: str | Path) -> Outline:
+def outline(path: str | Path, permissions: Permissions = Permissions()) -> Outline:
     """Read a classifier's directory without running its network.
 
     Raises
@@ -250,7 +247,7 @@ def outline(path: str | Path) -> Outline:
         shape=tuple(description["shape"]),
         parameters=sum(sizes),
         code=code,
-        trusted=not code or may_run(code),
+        trusted=not code or may_run(code, permissions),
     )
 
 
@@ -271,9 +268,7 @@ def training_rows(path: str | Path, examples: Examples) -> tuple[np.ndarray, np.
         raise _unreadable(directory / _ROWS, error) from error
 
 
-def open_classifier(
-    index: Index, path: str | Path, *, device: str = "auto", dtype: str = "auto"
-) -> ClassifierModel:
+def open_classifier(index: Index, given: GivenModel) -> ClassifierModel:
     """A classifier with the examples of an index: chunk i is input number i.
 
     Raises
@@ -282,6 +277,7 @@ def open_classifier(
     CorpusError        the data file is gone
     IndexMismatch      model, classes or data are not those that the index was built from
     """
+    path = place_of(given)
     if kind_of(path) != "classifier":
         raise ModelError(
             f"'{path}' is no classifier (it has no {FILE_NAME}), and index '{index.path}' is of one",
@@ -289,7 +285,7 @@ def open_classifier(
         )
     index.check_fingerprint("tokenizer", classes_fingerprint(path))
     index.check_fingerprint("model", classifier_fingerprint(path))
-    model = load_classifier(path, device=device, dtype=dtype)
+    model = load_classifier(given)
     config = index.attributes["config"]
     examples = read_examples(_find_data(index, Path(path)), _columns(config))
     known = training_rows(path, examples)

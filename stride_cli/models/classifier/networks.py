@@ -12,14 +12,15 @@ import math
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, StrideError
-from stride_cli.permissions import name_code, require_trust
+from stride_cli.permissions import Permissions, name_code, require_trust
 from stride_cli.randomness import torch_seed
 
 NETWORKS = ("mlp", "resnet9", "logistic")
@@ -36,12 +37,27 @@ class NetworkSpec:
     width : int            of the MLP's hidden layers; channels after the ResNet's first convolution
     layers : int           hidden layers of the MLP
     adapter : str          source text of the user's file; empty unless name is "adapter"
+    trusted : bool         that file may be run; of this process, never of a file that a spec is read from
     """
 
     name: str
     width: int = 0
     layers: int = 0
     adapter: str = ""
+    trusted: bool = field(default=False, init=False, compare=False)
+
+    def trusted_by(
+        self, permissions: Permissions, where: str | Path = "the network of this classifier"
+    ) -> NetworkSpec:
+        """Let its file be run, here and in workers; ModelError, naming `where`, without that permission."""
+        require_trust(self.adapter, where, permissions)
+        trusted = replace(self)
+        object.__setattr__(trusted, "trusted", True)
+        return trusted
+
+    def to_record(self) -> dict[str, Any]:
+        """What is stored of it, which is all but the trust."""
+        return {name: value for name, value in asdict(self).items() if name != "trusted"}
 
 
 def choose_network(given: str, *, width: int | None = None, layers: int | None = None) -> NetworkSpec:
@@ -71,7 +87,7 @@ def choose_network(given: str, *, width: int | None = None, layers: int | None =
             f"the adapter file '{given}' cannot be read: {error}", fix="check the path"
         ) from error
     name_code(source, given)
-    return NetworkSpec("adapter", adapter=source)
+    return NetworkSpec("adapter", adapter=source).trusted_by(Permissions(trust_code=True))
 
 
 def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, seed: int) -> nn.Module:
@@ -97,6 +113,8 @@ def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, se
             return ResNet9(tuple(shape), spec.width, n_classes)
         if spec.name == "logistic":
             return Logistic(math.prod(shape), n_classes)
+        if not spec.trusted:  # as of a recipe, wherever that came from
+            spec = spec.trusted_by(Permissions())
         return _build_adapter(spec.adapter, tuple(shape), n_classes)
 
 
@@ -255,7 +273,6 @@ def _linear(n_inputs: int, n_outputs: int, variance: float) -> nn.Linear:
 
 
 def _build_adapter(source: str, shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    require_trust(source, "the network of this classifier")  # wherever it came from: a model, a recipe
     name = "stride_adapter_" + hashlib.sha256(source.encode()).hexdigest()[:16]
     try:
         if name not in sys.modules:

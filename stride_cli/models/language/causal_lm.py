@@ -53,6 +53,7 @@ from stride_cli.models.linear_layers import (
     find_linear_layers,
     visiting,
 )
+from stride_cli.models.spec import ModelSpec
 
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
@@ -79,8 +80,8 @@ class CausalLM:
         Any `AutoModelForCausalLM`. It is switched to eval mode and its parameters to requires_grad False.
     tokenizer : PreTrainedTokenizerBase, optional
         Left out only where token ids come from elsewhere.
-    path : str, optional
-        Where the checkpoint was loaded from (directory, hub id or .gguf file).
+    spec : ModelSpec, optional
+        Where the checkpoint was loaded from, and how.
     fingerprint, tokenizer_fingerprint : str, optional
         SHA-256 in hex; computed from the weights and the tokenizer when first asked for, if not given.
 
@@ -102,12 +103,12 @@ class CausalLM:
         model: Any,
         tokenizer: Any = None,
         *,
-        path: str | None = None,
+        spec: ModelSpec | None = None,
         fingerprint: str | None = None,
         tokenizer_fingerprint: str | None = None,
     ) -> None:
         self.model = model
-        self.path = path
+        self.spec = spec or ModelSpec()
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._tokenizer_fingerprint = tokenizer_fingerprint
@@ -132,6 +133,10 @@ class CausalLM:
                 "this model was given without a tokenizer", fix="pass one to CausalLM(model, tokenizer)"
             )
         return self._tokenizer
+
+    @property
+    def path(self) -> str | None:
+        return self.spec.place
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -171,7 +176,7 @@ class CausalLM:
     def fingerprint(self) -> str:
         if self._fingerprint is None:
             self._fingerprint = (
-                state_fingerprint(self.model) if self.path is None else files_fingerprint(self.path)
+                state_fingerprint(self.model) if self.path is None else files_fingerprint(self.spec)
             )
         return self._fingerprint
 

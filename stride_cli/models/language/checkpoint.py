@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from stride_cli.models.language.streaming import (
 )
 from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
 from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
-from stride_cli.models.stream_choice import chosen_stream
+from stride_cli.models.spec import GivenModel, ModelSpec
 from stride_cli.startup import keep_imported, without_collection
 
 
@@ -43,30 +42,28 @@ def _keep_torch() -> None:
     keep_imported()
 
 
-def load_language_model(
-    path_or_id: str | Path, *, device: str = "auto", dtype: str = "auto", stream: bool | None = None
-) -> CausalLM:
+def load_language_model(given: GivenModel) -> CausalLM:
     """See `stride_cli.models.loading.load_model`."""
-    source = find_checkpoint(path_or_id)
-    where = resolve_device(device)
-    kind = resolve_dtype(dtype, where)
+    spec = ModelSpec.of(given)
+    source = find_checkpoint(spec)
+    where = resolve_device(spec.device)
+    kind = resolve_dtype(spec.dtype, where)
     tokenizer = tokenizer_of(source)
     _keep_torch()
-    wanted = chosen_stream() if stream is None else stream
     model = load_own(source, kind)
-    if model is None and is_streamed(source, kind, where, wanted):
+    if model is None and is_streamed(source, kind, where, spec.stream):
         model = _load_streamed(source, kind, where)
     else:
         model = _load_weights(source, kind, where) if model is None else model
         if not is_quantised(model):  # which is where it belongs, and some cannot be moved
-            _place(model, where, wanted)
-    return CausalLM(model, tokenizer, path=str(path_or_id))
+            _place(model, where, spec.stream)
+    return CausalLM(model, tokenizer, spec=spec)
 
 
-def load_weights(path_or_id: str | Path, *, dtype: torch.dtype = torch.float32) -> Any:
+def load_weights(model: GivenModel, *, dtype: torch.dtype = torch.float32) -> Any:
     """The transformers model itself, on the CPU, to be trained or saved; refused as by `load_model`, and
     where its weights are quantised."""
-    source = find_checkpoint(path_or_id)
+    source = find_checkpoint(model)
     for each in (source, source.base):
         if each is not None and each.gguf is None:
             refuse_training(each.directory, each.given)

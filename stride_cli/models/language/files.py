@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import ModelError, first_line
-from stride_cli.models.configuration import ADAPTER_CONFIG, adapter_config, base_name, is_adapter, names_hub
-from stride_cli.permissions import may_download, variable
+from stride_cli.models.configuration import (
+    ADAPTER_CONFIG,
+    adapter_config,
+    base_name,
+    is_adapter,
+    names_hub,
+    remember_base,
+)
+from stride_cli.models.spec import GivenModel, ModelSpec, place_of
+from stride_cli.permissions import Permissions
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")  # the first kind found is what is loaded
 _FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -42,14 +50,14 @@ class Source:
         return options
 
 
-def find_checkpoint(path_or_id: str | Path) -> Source:
+def find_checkpoint(model: GivenModel) -> Source:
     """A checkpoint by its path, or by its hub id: fetched, where it is not in the hub's cache.
 
     Raises
     ------
     ModelError      nothing there, nothing that can be loaded, or only by running code of its own
     """
-    given = str(path_or_id)
+    given = place_of(model)
     path = Path(given).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -59,23 +67,23 @@ def find_checkpoint(path_or_id: str | Path) -> Source:
             )
         return Source(given, path.parent, path.name)
     if path.is_dir():
-        return _in_directory(given, path)
+        return _in_directory(model, path)
     if not names_hub(given):
         raise ModelError(f"there is no model at '{given}'", fix="check the path (stride model info PATH)")
-    return _in_directory(given, _from_hub(given))
+    return _in_directory(model, _from_hub(given))
 
 
-def find_offline(path_or_id: str | Path) -> Source | None:
+def find_offline(model: GivenModel) -> Source | None:
     """`find_checkpoint`, on this machine or in the hub's cache; None of a hub id that would be fetched."""
-    given = str(path_or_id)
+    given = place_of(model)
     if Path(given).expanduser().exists() or not names_hub(given):
-        base = base_name(Path(given).expanduser())[0] if is_adapter(given) else None
-        return None if base is not None and find_offline(base) is None else find_checkpoint(given)
+        base = base_name(model)[0] if is_adapter(given) else None
+        return None if base is not None and find_offline(base) is None else find_checkpoint(model)
     cached = _cached(given)
-    return None if cached is None else _in_directory(given, cached)
+    return None if cached is None else _in_directory(model, cached)
 
 
-def refuse_download(path_or_id: str, *, named_by: str, beside: str = "") -> None:
+def refuse_download(path_or_id: str, permissions: Permissions, *, named_by: str, beside: str = "") -> None:
     """Refuse a hub id that the user has not given, where it would be fetched: what names it may be anybody's.
 
     Parameters
@@ -87,18 +95,19 @@ def refuse_download(path_or_id: str, *, named_by: str, beside: str = "") -> None
     ------
     ModelError      neither on this machine nor in the hub's cache, and no permission to download
     """
-    if Path(path_or_id).expanduser().exists() or not names_hub(path_or_id) or may_download():
+    if permissions.allow_download or Path(path_or_id).expanduser().exists() or not names_hub(path_or_id):
         return
     if _cached(path_or_id) is None:
         raise ModelError(
             f"{named_by} names the hub model '{path_or_id}', which is not in the hub's cache: it was not "
             "downloaded",
             fix=f"give it yourself (--model {path_or_id}{beside}), or let it be downloaded with "
-            f"general.allow_download in stride.yaml, or {variable('allow_download')}=1",
+            "general.allow_download in stride.yaml, or STRIDE_GENERAL_ALLOW_DOWNLOAD=1",
         )
 
 
-def _in_directory(given: str, path: Path) -> Source:
+def _in_directory(model: GivenModel, path: Path) -> Source:
+    given = place_of(model)
     if (path / "config.json").is_file():
         _refuse_code(given, path / "config.json")
         return Source(given, path)
@@ -108,7 +117,7 @@ def _in_directory(given: str, path: Path) -> Source:
     if ggufs:
         raise ModelError(f"'{given}' holds {len(ggufs)} .gguf files", fix=f"name one of them: {ggufs[0]}")
     if (path / ADAPTER_CONFIG).is_file():
-        return _adapter(given, path)
+        return _adapter(ModelSpec.of(model), path)
     partial = path.name.endswith(".partial") or (path / "training.json").is_file()
     raise ModelError(
         f"'{given}' has no config.json",
@@ -118,13 +127,14 @@ def _in_directory(given: str, path: Path) -> Source:
     )
 
 
-def _adapter(given: str, path: Path) -> Source:
+def _adapter(spec: ModelSpec, path: Path) -> Source:
     """A LoRA adapter with its base model.
 
     Raises
     ------
     ModelError      it is of another kind, or its base model is not to be found, or an adapter itself
     """
+    given = place_of(spec)
     config = adapter_config(given, path)
     kind, task = config.get("peft_type"), config.get("task_type")
     if kind != "LORA" or task not in (None, "CAUSAL_LM"):
@@ -140,7 +150,7 @@ def _adapter(given: str, path: Path) -> Source:
                 f"'{given}' is an adapter {why} ({key} in its {ADAPTER_CONFIG})",
                 fix="give an adapter that is added to the weights of a model of transformers",
             )
-    name, by_user = base_name(path)
+    name, by_user = base_name(spec)
     if name is None:
         named = config.get("base_model_name_or_path")
         raise ModelError(
@@ -149,13 +159,15 @@ def _adapter(given: str, path: Path) -> Source:
             fix=f"give the model that it was trained on: --model BASE --adapter {given}",
         )
     if not by_user:
-        refuse_download(name, named_by=f"adapter '{given}'", beside=f" --adapter {given}")
+        refuse_download(name, spec.permissions, named_by=f"adapter '{given}'", beside=f" --adapter {given}")
     base = find_checkpoint(name)
     if base.base is not None:
         raise ModelError(
             f"adapter '{given}' is of another adapter, '{name}'",
             fix="merge that one into its base model first (peft: model.merge_and_unload())",
         )
+    if spec.adapter is not None and spec.path is not None:
+        remember_base(path, name)
     return Source(given, path, base=base)
 
 
@@ -225,12 +237,12 @@ def _from_hub(name: str) -> Path:
     )
 
 
-def weight_files(path_or_id: str | Path) -> list[Path]:
+def weight_files(model: GivenModel) -> list[Path]:
     """The files that hold a checkpoint's weights, sorted by name; ModelError if there are none.
 
     Of an adapter: those of its base model, then its own.
     """
-    source = find_checkpoint(path_or_id)
+    source = find_checkpoint(model)
     if source.gguf is not None:
         return [source.directory / source.gguf]
     before = [] if source.base is None else weight_files(source.base.given)
@@ -245,13 +257,13 @@ def weight_files(path_or_id: str | Path) -> list[Path]:
     )
 
 
-def files_fingerprint(path_or_id: str | Path) -> str:
+def files_fingerprint(model: GivenModel) -> str:
     """SHA-256, in hex, of a checkpoint's weight files one after the other, as `weight_files` lists them.
 
     For a single file that is what `sha256sum` prints.
     """
     digest = hashlib.sha256()
-    for file in weight_files(path_or_id):
+    for file in weight_files(model):
         with file.open("rb") as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)

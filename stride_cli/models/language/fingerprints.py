@@ -10,6 +10,7 @@ from typing import Any
 from index_format.durable import sha256_file
 from stride_cli.errors import ModelError
 from stride_cli.models.language.files import find_checkpoint
+from stride_cli.models.spec import GivenModel
 
 
 def state_fingerprint(model: Any) -> str:
@@ -77,7 +78,7 @@ _IDLE_OF_LONE_ADAPTERS = _IDLE_OF_ADAPTERS | {"base_model_name_or_path"}
 _OF_TOKENIZERS = ("split_special_tokens", "clean_up_tokenization_spaces")
 
 
-def settings_fingerprint(path_or_id: str | Path) -> str:
+def settings_fingerprint(model: GivenModel) -> str:
     """SHA-256, in hex, of the settings of a checkpoint.
 
     Canonical: sorted keys, whole numbers without a point, rotary settings as transformers 5 names them.
@@ -92,7 +93,7 @@ def settings_fingerprint(path_or_id: str | Path) -> str:
     ------
     ModelError      there is no checkpoint, or a file of settings cannot be read
     """
-    source = find_checkpoint(path_or_id)
+    source = find_checkpoint(model)
     directory, settings = source.directory, dict[str, Any]()
     if source.gguf is None:
         tokenizer = _read(directory / "tokenizer_config.json")

@@ -11,6 +11,7 @@ from typing import Any
 
 from stride_cli.errors import ModelError
 from stride_cli.models.configuration import is_adapter, subsets_bound
+from stride_cli.models.spec import GivenModel, place_of
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1
@@ -185,9 +186,9 @@ def was_finetuned(model_path: str | Path | None) -> bool:
     return recipe is not None and recipe.base is not None
 
 
-def most_subsets(model_path: str | Path) -> int:
+def most_subsets(model: GivenModel) -> int:
     """Bound the default number of subsets of an index for that model; raises as `context_length`."""
-    return subsets_bound(model_path, finetuned=was_finetuned(model_path))
+    return subsets_bound(model, finetuned=was_finetuned(place_of(model)))
 
 
 def versions() -> dict[str, str]:

@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.configuration import own_config, read_object
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint
+from stride_cli.models.spec import GivenModel
 from stride_cli.startup import without_collection
 
 _TOKENIZER_FILES = (
@@ -26,9 +26,9 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_tokenizer(path_or_id: str | Path) -> Any:
+def load_tokenizer(model: GivenModel) -> Any:
     """The checkpoint's own tokenizer (a fast one where there is one); ModelError if it has none."""
-    return tokenizer_of(find_checkpoint(path_or_id))
+    return tokenizer_of(find_checkpoint(model))
 
 
 def tokenizer_of(source: Source) -> Any:

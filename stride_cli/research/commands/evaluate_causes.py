@@ -245,7 +245,8 @@ def _known(
     if options.base is not None:
         from stride_cli.models.loading import load_model
 
-        before = load_model(options.base, device=str(workspace.model.device), dtype="auto")
+        like = workspace.model
+        before = load_model(replace(like.spec.at(options.base), device=str(like.device), dtype="auto"))
         base = list(answers(before, asked, form, kept, called="the base model"))
         del before
     rows = []

@@ -55,7 +55,9 @@ def tail_patch(
 
     options, patch = BenchOptions(**measured), TailPatchOptions(**given)
     ks, specs = sorted(listed("--top", patch.top)), split_methods(options.methods)
-    precise = replace(where, dtype="fp32") if where.dtype == "auto" else where
+    precise = where
+    if where.model.dtype == "auto":
+        precise = replace(where, model=replace(where.model, dtype="fp32"))
     bench = open_bench(precise, options)
     task, chosen = bench.workspace, bench.queries
     check_ks(ks, task.n_chunks)

@@ -98,14 +98,7 @@ def tune(
         records.append(record)
         emit(record)
 
-    result = api.tune(
-        where.index,
-        options,
-        model_path=where.model,
-        device=where.device,
-        dtype=where.dtype,
-        on_trial=show,
-    )
+    result = api.tune(where, options, on_trial=show)
     settings = result.pop("settings")
     if settings and not dry_run:
         result["path"] = str(write_settings(settings))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def _workers(work: Any, place: WorkspacePath, sharing: SharingOptions) -> Workers:
     """Open the workers that `sharing` asks for; one of them is this process, with all of its threads."""
-    device = place.device
+    device = place.model.device
     if device == "auto":
         import torch
 

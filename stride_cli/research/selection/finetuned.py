@@ -78,6 +78,7 @@ def evaluate_selection(
     from stride_cli.corpus.readers import ReadOptions, open_documents
     from stride_cli.models.language.checkpoint import load_language_model
     from stride_cli.models.loading import model_fingerprint
+    from stride_cli.models.spec import ModelSpec
     from stride_cli.training.finetuning import finetune_model
 
     check_directory(directory)
@@ -95,7 +96,7 @@ def evaluate_selection(
     }
 
     def measured(model_path: str) -> Score:
-        model = load_language_model(model_path, device=options.device, dtype="fp32")
+        model = load_language_model(ModelSpec(model_path, device=options.device, dtype="fp32"))
         return measure(
             model, queries, references, max_new_tokens=judging.max_new_tokens, block_size=block_size
         )

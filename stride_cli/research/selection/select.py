@@ -166,7 +166,10 @@ def write_selection(
         for name in SETS:
             source, choices = lists[name]
             documents = stored_documents(
-                task.index, task.model.tokenizer, [choice.document for choice in choices]
+                task.index,
+                task.model.tokenizer,
+                [choice.document for choice in choices],
+                task.model.spec.permissions,
             )
             with (partial / f"{name}.jsonl").open("w", encoding="utf-8") as file:
                 for place, (choice, document) in enumerate(zip(choices, documents, strict=True), 1):

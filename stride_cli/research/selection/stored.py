@@ -16,7 +16,7 @@ from stride_cli.corpus.documents import Document
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.hub import is_hub_address
-from stride_cli.permissions import may_download
+from stride_cli.permissions import Permissions
 from stride_cli.remembered import find_recorded
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def require_stored_text(index: Index) -> None:
         )
 
 
-def stored_documents(index: Index, tokenizer: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+def stored_documents(
+    index: Index, tokenizer: Any, numbers: Sequence[int], permissions: Permissions = Permissions()
+) -> Iterator[dict[str, Any]]:
     """Restore the given documents: a text, a prompt with its response, or messages.
 
     Conversations are read again from the index's sources, whose roles the index does not keep.
@@ -58,7 +60,7 @@ def stored_documents(index: Index, tokenizer: Any, numbers: Sequence[int]) -> It
         found = _as_written(Document(id=name, text=text), index.document_chunks(number), chunks, cutter)
         if found is None:
             if turns is None:
-                turns = _from_sources(index)
+                turns = _from_sources(index, permissions)
             found = turns.get(name)
             if found is None or found.plain_text != text:
                 raise CorpusError(
@@ -112,7 +114,7 @@ def _gives(
     return np.array_equal(expected, scored)
 
 
-def _from_sources(index: Index) -> dict[str, Document]:
+def _from_sources(index: Index, permissions: Permissions) -> dict[str, Document]:
     """Read the conversations of the corpus again, by id; empty where a source is gone, or may not be
     fetched from the hub."""
     from stride_cli.corpus.readers import Fields, ReadOptions, open_documents
@@ -123,7 +125,7 @@ def _from_sources(index: Index) -> dict[str, Document]:
     try:
         # those that earlier versions recorded are from the working directory
         sources = [find_recorded(source, index.path) or source for source in config.get("sources") or []]
-        if any(map(is_hub_address, sources)) and not may_download():
+        if any(map(is_hub_address, sources)) and not permissions.allow_download:
             return {}  # the index names it, and not its reader
         documents, _ = open_documents(sources, options)
         return {document.id: document for document in documents if document.messages is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,8 @@ def open_classifier_trainer(
         raise ModelError(
             f"{type(recipe).__name__} is no recipe of a classifier", fix="give a classifier's directory"
         )
+    if recipe.network.adapter and not recipe.network.trusted:
+        recipe = replace(recipe, network=recipe.network.trusted_by(model.spec.permissions))
     data = recipe.data or {}
     if recipe.epochs == 0 or data.get("weights"):
         raise ModelError(

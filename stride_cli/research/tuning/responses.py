@@ -137,7 +137,7 @@ class ContinuedTrainer:
 
     @property
     def device(self) -> str:
-        return self.where.device
+        return self.where.model.device
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train further on each job's chunks, in order, and measure the queries' losses."""

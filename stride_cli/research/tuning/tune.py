@@ -226,7 +226,7 @@ def _target(
     else:
         how, prints = "further", workspace.index.attributes["fingerprints"]
         trainer = ContinuedTrainer(
-            where=replace(where, dtype="fp32"),
+            where=replace(where, model=replace(where.model, dtype="fp32")),
             queries=queries,
             n_chunks=workspace.n_chunks,
             fingerprints=prints["model"] + prints["corpus"],

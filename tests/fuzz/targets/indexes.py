@@ -26,6 +26,7 @@ from index_format.manifest import MANIFEST, encode_manifest, read_manifest
 from index_format.verify import verify
 from index_format.writer import GroupWriter
 from stride_cli.api import Answer, Session
+from stride_cli.models.spec import ModelSpec
 from tests.fuzz import allowed, trying
 from tests.same_fit import contents
 
@@ -65,8 +66,8 @@ def sample() -> Sample:
     atexit.register(lambda: shutil.rmtree(home, ignore_errors=True) if os.getpid() == owner else None)
     make_trained(home)
     path = home / "run.stride"
-    api.train(path, device="cpu", dtype="fp32")
-    session = Session.open(path, device="cpu", dtype="fp32")
+    api.train(path, model=ModelSpec(device="cpu", dtype="fp32"))
+    session = Session.open(path, model=ModelSpec(device="cpu", dtype="fp32"))
     api.calibrate(session, CalibrationOptions(nulls=20))
     found = Sample(home, path, session.model, {})
     found.answer = found.ask(path)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from stride_cli.models.spec import ModelSpec
+
 PROMPT = '"The French Revolution began in" --response " 1789" --read 0'
 
 BRINGS_CODE = """
@@ -137,7 +139,10 @@ def test_an_index_downloads_no_model(
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import load_model
 
-    tokenizer, model = load_tokenizer(workspace / "model"), load_model(workspace / "model", device="cpu")
+    tokenizer, model = (
+        load_tokenizer(workspace / "model"),
+        load_model(ModelSpec(workspace / "model", device="cpu")),
+    )
     index = tmp_path / "run.stride"
     named = IndexedModel(tokenizer, model.tokenizer_fingerprint, model.fingerprint, "someone/model")
     build_index([str(workspace / "corpus.jsonl")], named, index)

@@ -22,6 +22,7 @@ from jsonschema import Draft202012Validator
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import MissingExtraError, NumericalError, UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.running import Server
@@ -425,7 +426,7 @@ def test_an_index_that_changes_is_opened_again(
     shutil.copytree(workspace / "run.stride", copy)
     from stride_cli.serve.indexes import ServedIndex
 
-    index = ServedIndex("run.stride", WorkspacePath(copy, str(workspace / "model")))
+    index = ServedIndex("run.stride", WorkspacePath(copy, ModelSpec(str(workspace / "model"))))
     first = index.session()
     assert index.session() is first and first.calibration is not None
     shutil.rmtree(copy / "calibration")

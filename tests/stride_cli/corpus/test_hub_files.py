@@ -125,15 +125,15 @@ def test_an_index_records_the_commit_and_a_build_goes_on(hub: Hub, tokenizer, tm
     assert _recorded_sources(["-", source], out) == ["-", source]
 
 
-def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str, monkeypatch) -> None:
+def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str) -> None:
+    from stride_cli.permissions import Permissions
     from stride_cli.research.selection.stored import _from_sources
 
     config = {"sources": ["hf://datasets/me/facts"], "reading": {}}
     theirs: Any = SimpleNamespace(attributes={"config": config}, path=Path("run.stride"))
     hub.asked.clear()
-    assert _from_sources(theirs) == {} and not hub.asked
-    monkeypatch.setenv("STRIDE_GENERAL_ALLOW_DOWNLOAD", "1")
-    assert set(_from_sources(theirs)) == {"c"} and hub.asked
+    assert _from_sources(theirs, Permissions()) == {} and not hub.asked
+    assert set(_from_sources(theirs, Permissions(allow_download=True))) == {"c"} and hub.asked
 
 
 # ---- folders ----

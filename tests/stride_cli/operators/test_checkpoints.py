@@ -43,9 +43,9 @@ def built(folder: Path, model: Path, name: str) -> Path:
     """An index of the folder's corpus for a model, without operators."""
     api.build_index(
         [str(folder / "corpus.jsonl")],
-        model_path=str(model),
         out=folder / name,
         options=api.BuildOptions(n_subsets=40),
+        model=str(model),
     )
     return folder / name
 
@@ -312,7 +312,7 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
         options = ClassifierOptions(width=8, rows=100, holdout=10, epochs=3, seed=seed)
         train_classifier(tmp_path / "digits.npz", tmp_path / name, options)
     index = tmp_path / "run.stride"
-    api.build_index([str(tmp_path / "digits.npz")], model_path=str(tmp_path / "first"), out=index)
+    api.build_index([str(tmp_path / "digits.npz")], out=index, model=str(tmp_path / "first"))
     record = api.train(index, api.ClosedOptions(checkpoints=[tmp_path / "second"]))
     assert [entry["path"] for entry in record["checkpoints"]] == [str(tmp_path / "second")]
     session = api.Session.open(index)

@@ -19,6 +19,7 @@ import pytest
 from stride_cli import api, parallel
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators import corpus_pass
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.corpus_pass import PassWorkers, part_of
@@ -135,7 +136,12 @@ def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
     """Operators in the index, or in a copy of it, by two workers."""
     found = index if copy is None else Path(shutil.copytree(index, copy))
     chosen = api.ClosedOptions(rank=6, project=48, **options)
-    api.train(found, chosen, run=FitRunOptions(workers=2, save_seconds=0), device="cpu", dtype="fp32")
+    api.train(
+        found,
+        chosen,
+        run=FitRunOptions(workers=2, save_seconds=0),
+        model=ModelSpec(device="cpu", dtype="fp32"),
+    )
     return found
 
 

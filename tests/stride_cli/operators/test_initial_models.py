@@ -18,6 +18,7 @@ from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training.finetuning import finetune_model
 from stride_cli.training.options import FinetuneOptions
 
@@ -35,9 +36,7 @@ def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     options = FinetuneOptions(steps=2, lr=1e-2, device="cpu", dtype="fp32")
     finetune_model([str(folder / "pairs.jsonl")], str(folder / "base"), folder / "model", options)
-    api.build_index(
-        [str(folder / "pairs.jsonl")], model_path=str(folder / "model"), out=folder / "run.stride"
-    )
+    api.build_index([str(folder / "pairs.jsonl")], out=folder / "run.stride", model=str(folder / "model"))
     return folder
 
 
@@ -48,7 +47,9 @@ def own(tuned: Path, tmp_path: Path) -> Path:
 
 
 def fit(index: Path, **options) -> dict:
-    return dict(api.train(index, api.ClosedOptions(**QUICK, **options), device="cpu", dtype="fp32"))
+    return dict(
+        api.train(index, api.ClosedOptions(**QUICK, **options), model=ModelSpec(device="cpu", dtype="fp32"))
+    )
 
 
 def test_it_is_asked_once_and_kept(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +61,7 @@ def test_it_is_asked_once_and_kept(own: Path, capfd: pytest.CaptureFixture[str])
     assert opened.group_attributes("operators")["averaged"] is True
     assert len(codes) == len(opened.array("corpus/tokens"))
     # by hand, of one response
-    base = load_model(own / "base", device="cpu")
+    base = load_model(ModelSpec(own / "base", device="cpu"))
     session = api.Session.open(index)
     ids, weights = session.workspace.chunks.chunk(3)
     import torch

@@ -15,6 +15,7 @@ from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.closed import fit_spaces
 from stride_cli.operators.fisher import solve_gates
@@ -68,7 +69,7 @@ def index_path(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def train(index_path: Path, space: str) -> tuple[Index, Operators]:
-    api.train(index_path, api.ClosedOptions(space=space), device="cpu", dtype="fp32")
+    api.train(index_path, api.ClosedOptions(space=space), model=ModelSpec(device="cpu", dtype="fp32"))
     index = Index.open(index_path)
     return index, Operators.from_index(index)
 
@@ -79,7 +80,7 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
     index, operators = train(index_path, "random-projection")
     assert operators.space_name == "random-projection"
     assert operators.gate_size == RANK**2
-    session = api.Session.open(index_path, device="cpu", dtype="fp32")
+    session = api.Session.open(index_path, model=ModelSpec(device="cpu", dtype="fp32"))
     model, chunks = session.model, ChunkReader(index)
     settings = resolve_settings(api.ClosedOptions(space="random-projection"), model, index)
     (space,) = fit_spaces(model, chunks, settings).spaces

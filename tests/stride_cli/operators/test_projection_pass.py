@@ -22,6 +22,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators import corpus_pass, gradient_sums, redundancy, store
 from stride_cli.operators import projection_pass as module
 from stride_cli.operators.options import FitRunOptions
@@ -52,7 +53,11 @@ def fitted(trained: Path, other: Path, tmp_path_factory: pytest.TempPathFactory)
     index = tmp_path_factory.mktemp("fitted") / "run.stride"
     shutil.copytree(trained / "run.stride", index)
     (index.parent / "model").symlink_to(trained / "model")
-    api.train(index, api.ClosedOptions(**QUICK, checkpoints=[other], project=0), device="cpu", dtype="fp32")
+    api.train(
+        index,
+        api.ClosedOptions(**QUICK, checkpoints=[other], project=0),
+        model=ModelSpec(device="cpu", dtype="fp32"),
+    )
     return index
 
 
@@ -63,7 +68,9 @@ def copied(fitted: Path, tmp_path: Path) -> Path:
 
 
 def project(index: Path, size: int = BYTES, **options):
-    return api.train(index, api.ClosedOptions(project=size, **options), device="cpu", dtype="fp32")
+    return api.train(
+        index, api.ClosedOptions(project=size, **options), model=ModelSpec(device="cpu", dtype="fp32")
+    )
 
 
 def test_the_result_is_that_of_a_fit_with_them(
@@ -72,7 +79,7 @@ def test_the_result_is_that_of_a_fit_with_them(
     record = project(copied)
     anew = Path(shutil.copytree(trained / "run.stride", tmp_path / "anew.stride"))
     options = api.ClosedOptions(**QUICK, checkpoints=[other], project=BYTES)
-    expected = api.train(anew, options, device="cpu", dtype="fp32")
+    expected = api.train(anew, options, model=ModelSpec(device="cpu", dtype="fp32"))
     changing = ("index", "seconds", "checkpoints")
     assert {k: v for k, v in record.items() if k not in changing} == {
         k: v for k, v in expected.items() if k not in changing
@@ -106,7 +113,7 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     apart = Path(shutil.copytree(copied, tmp_path / "apart.stride"))
 
     def estimates() -> np.ndarray:
-        session = api.Session.open(copied, model=api.open_model(Index.open(copied), device="cpu"))
+        session = api.Session.open(copied, model=api.open_model(Index.open(copied), ModelSpec(device="cpu")))
         query = api.as_query(session.model, "The Directory", response="followed the Convention")
         steered = SteeredModel.of(session.model, session.operators)
         asked = QuerySet.from_queries([query])
@@ -141,7 +148,9 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     for size in (BYTES, 128):
         read.clear()
         run = FitRunOptions(workers=2)
-        api.train(apart, api.ClosedOptions(project=size), run=run, device="cpu", dtype="fp32")
+        api.train(
+            apart, api.ClosedOptions(project=size), run=run, model=ModelSpec(device="cpu", dtype="fp32")
+        )
         assert len(np.concatenate(read)) == 2 * (n_chunks - before if size == BYTES else n_chunks)
     assert_same_fit(apart / "operators", copied / "operators")
 
@@ -197,12 +206,12 @@ def test_what_it_cannot_do_is_refused(
             project(copied, **options)
     assert project(copied, **QUICK)["project"] == BYTES  # the options that they were fitted with
     with pytest.raises(IndexExists, match="operators already"):
-        api.train(copied, api.ClosedOptions(), device="cpu")
+        api.train(copied, api.ClosedOptions(), model=ModelSpec(device="cpu"))
     stochastic = Path(shutil.copytree(trained / "run.stride", tmp_path / "sgd.stride"))
-    api.train(stochastic, api.SgdOptions(steps=2), device="cpu", dtype="fp32")
+    api.train(stochastic, api.SgdOptions(steps=2), model=ModelSpec(device="cpu", dtype="fp32"))
     with pytest.raises(UsageError, match="fit sgd"):
         project(stochastic)
-    strange = api.open_model(Index.open(copied), device="cpu", dtype="fp32")
+    strange = api.open_model(Index.open(copied), ModelSpec(device="cpu", dtype="fp32"))
     monkeypatch.setattr(type(strange), "fingerprint", property(lambda model: "of another"))
     with pytest.raises(IndexMismatch, match="another model"):
         api.train(copied, api.ClosedOptions(project=128), model=strange)
@@ -258,9 +267,9 @@ def test_few_subsets_and_no_projections_are_told(trained: Path, tmp_path: Path, 
     (tmp_path / "model").symlink_to(trained / "model")
     few, design = tmp_path / "few.stride", api.BuildOptions(n_subsets=3, degree=1)
     sources, model = [str(trained / "corpus.jsonl")], str(tmp_path / "model")
-    n_chunks = api.build_index(sources, model_path=model, out=few, options=design).n_chunks
+    n_chunks = api.build_index(sources, out=few, options=design, model=model).n_chunks
     assert n_chunks > 30
     for size, told in ((BYTES, False), (0, True)):
         options = api.ClosedOptions(**QUICK, project=size)
-        api.train(few, options, device="cpu", dtype="fp32", overwrite=True)
+        api.train(few, options, overwrite=True, model=ModelSpec(device="cpu", dtype="fp32"))
         assert (f"--subsets {n_chunks // 3} tells more" in capsys.readouterr().err) == told

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stride_cli.errors import ModelError, QueryError, UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.prove.options import HitOptions
 from stride_cli.prove.verify_hit import (
     DEPENDED,
@@ -204,8 +205,8 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
     documents = [json.loads(line) for line in (trained / "corpus.jsonl").read_text().splitlines()]
     index = tmp_path / "run.stride"
     shutil.copytree(trained / "run.stride", index)
-    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
-    api.train(index, model_path=place.model, device="cpu", dtype="fp32")
+    place = WorkspacePath(index, ModelSpec(str(trained / "model"), device="cpu", dtype="fp32"))
+    api.train(index, model=place.model)
     asked = [
         {"prompt": document["text"][:40], "response": document["text"][40:90], "instead": " zebra"}
         for document in documents[:2]
@@ -218,7 +219,7 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
     both = np.mean([[run["loss"] for run in each["runs"]] for each in alone], axis=0)
     assert [run["loss"] for run in found["runs"]] == pytest.approx(both.tolist(), abs=1e-4)
     # an answer's query is the same question
-    session = api.Session.open(index, model_path=place.model, device="cpu", dtype="fp32")
+    session = api.Session.open(index, model=place.model)
     answer = session.query_pooled(asked, api.QueryOptions(top=1))
     again = api.verify_hit(place, answer.query, **given)
     assert again["trained"] == 0 and again["runs"] == found["runs"]
@@ -243,7 +244,7 @@ def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: P
     wanted = documents[7]
     index = tmp_path / "run.stride"
     index.symlink_to(trained / "run.stride")
-    place = WorkspacePath(index, str(trained / "model"), "cpu", "fp32")
+    place = WorkspacePath(index, ModelSpec(str(trained / "model"), device="cpu", dtype="fp32"))
     given = {"response": wanted["text"][40:120], "check": HitOptions(seeds=3, random=2, workers=1)}
     found = api.verify_hit(place, wanted["text"][:40], documents=[wanted["id"]], **given)
     assert found["documents"][0]["document"] == wanted["id"] and found["documents"][0]["influence"] is None
@@ -259,5 +260,5 @@ def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: P
     bare = tmp_path / "bare"
     shutil.copytree(trained / "model", bare, ignore=shutil.ignore_patterns("stride_recipe.json"))
     with pytest.raises(ModelError, match="has no recipe") as caught:
-        api.verify_hit(replace(place, model=str(bare)), "a", documents=[wanted["id"]], **given)
+        api.verify_hit(replace(place, model=ModelSpec(bare)), "a", documents=[wanted["id"]], **given)
     assert "--command" in str(caught.value.fix)

@@ -10,6 +10,7 @@ import pytest
 from stride_cli import api
 from stride_cli.data.workspace import open_model
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.options import SgdOptions
 from stride_cli.training import dry_run
 
@@ -17,8 +18,8 @@ from stride_cli.training import dry_run
 def test_time_grows_with_tokens_and_nothing_is_written(
     corpus: str, saved_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = api.build_index([corpus], model_path=str(saved_model), out=tmp_path / "run.stride")
-    model = open_model(index, None, device="cpu", dtype="fp32")
+    index = api.build_index([corpus], out=tmp_path / "run.stride", model=str(saved_model))
+    model = open_model(index, ModelSpec(device="cpu", dtype="fp32"))
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(dry_run, "_TOKENS", index.n_tokens // 2)
     # every stage of the half takes a second, of the whole two

@@ -22,6 +22,7 @@ from stride_cli.models.language.lora import add_lora, merged_weights
 from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training import language_loop as training
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 from stride_cli.training.initial_model import base_model, initial_model
@@ -51,7 +52,10 @@ def test_answers_are_learnt_and_prompts_are_not(
     trained = finetune_model([answers], saved_model, tmp_path / "tuned", options)
     assert load_own(find_checkpoint(tmp_path / "tuned"), torch.float32)
     assert type(load_tokenizer(tmp_path / "tuned")) is OwnTokenizer
-    tuned, base = load_model(tmp_path / "tuned", device="cpu"), load_model(saved_model, device="cpu")
+    tuned, base = (
+        load_model(ModelSpec(tmp_path / "tuned", device="cpu")),
+        load_model(ModelSpec(saved_model, device="cpu")),
+    )
     recipe = trained.recipe
     chunks, _ = cut(read_corpus([answers], ReadOptions()), base.tokenizer, block_size=recipe.block_size)
     assert mean_loss(tuned.model, chunks, recipe) < 0.5 * mean_loss(base.model, chunks, recipe)
@@ -67,13 +71,13 @@ def test_a_quantised_model_becomes_a_plain_one(tmp_path: Path, answers: str, qua
     base = load_weights(quantized_model)
     options = dataclasses.replace(QUICK, checkpoints=1, lr=0.01)
     trained = finetune_model([answers], quantized_model, tmp_path / "tuned", options)
-    tuned = load_model(tmp_path / "tuned", device="cpu")
+    tuned = load_model(ModelSpec(tmp_path / "tuned", device="cpu"))
     block_size = trained.recipe.block_size
     chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=block_size)
     assert trained.loss == pytest.approx(mean_loss(tuned.model, chunks, trained.recipe), rel=1e-4)
     assert mean_loss(tuned.model, chunks, trained.recipe) < 0.5 * mean_loss(base, chunks, trained.recipe)
     (kept,) = (tmp_path / "tuned" / "checkpoints").iterdir()
-    assert load_model(kept, device="cpu").n_parameters == tuned.n_parameters
+    assert load_model(ModelSpec(kept, device="cpu")).n_parameters == tuned.n_parameters
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -82,7 +86,7 @@ def test_the_recipe_repeats_the_training(tmp_path: Path, answers: str, saved_mod
     finetune_model([answers], saved_model, tmp_path / "tuned", options)
     recipe = read_recipe(tmp_path / "tuned")
     assert recipe is not None
-    tuned = load_model(tmp_path / "tuned", device="cpu")
+    tuned = load_model(ModelSpec(tmp_path / "tuned", device="cpu"))
     chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=recipe.block_size)
     again = initial_model(recipe)
     train(again, chunks, recipe)
@@ -147,7 +151,7 @@ def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_
     """Row and column space of what it changed; where it cannot be told, the A that the recipe's seed drew."""
     base = Path(shutil.copytree(saved_model, tmp_path / "base"))
     finetune_model([answers], base, tmp_path / "tuned", dataclasses.replace(QUICK, lora_rank=2, epochs=2))
-    tuned, untuned = (load_model(each, device="cpu") for each in (tmp_path / "tuned", base))
+    tuned, untuned = (load_model(ModelSpec(each, device="cpu")) for each in (tmp_path / "tuned", base))
     assert tuned.default_space("closed") == "linear-matrix" != untuned.default_space("closed")
     assert untuned.adapter_matrices("all") is None
     names = {layer: name for name, layer in tuned.model.named_modules()}
@@ -173,11 +177,11 @@ def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_
     noise = torch.randn(layers[0].weight.shape, generator=torch.Generator().manual_seed(0))
     weights[f"{names[layers[0]]}.weight"] += 0.1 * noise  # another base, or rounding that hides the change
     save_file(weights, base / "model.safetensors", {"format": "pt"})
-    other = load_model(tmp_path / "tuned", device="cpu").adapter_matrices("all")
+    other = load_model(ModelSpec(tmp_path / "tuned", device="cpu")).adapter_matrices("all")
     assert other is not None and torch.equal(other[0].A, drawn[0]) and other[0].B is None
     assert all(torch.equal(*pair) for pair in zip(other[1], found[1], strict=True))
     shutil.rmtree(base)
-    later = load_model(tmp_path / "tuned", device="cpu").adapter_matrices("all")
+    later = load_model(ModelSpec(tmp_path / "tuned", device="cpu")).adapter_matrices("all")
     assert later is not None and all(each.B is None for each in later)
     assert all(torch.equal(each.A, start) for each, start in zip(later, drawn, strict=True))
 

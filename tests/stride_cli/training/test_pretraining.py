@@ -25,6 +25,7 @@ from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training import language_loop as training
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import train
@@ -77,7 +78,7 @@ def test_the_recipe_repeats_the_training(tmp_path: Path, corpus: str) -> None:
     assert recipe is not None
     known = read_corpus([corpus], ReadOptions())
     assert known.fingerprint == recipe.corpus["fingerprint"]
-    lm = load_model(out, device="cpu")
+    lm = load_model(ModelSpec(out, device="cpu"))
     chunks, record = cut(known, lm.tokenizer, block_size=recipe.block_size)
     assert record == recipe.corpus
     again = initial_model(recipe)
@@ -92,7 +93,7 @@ def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
 
     out = tmp_path / "model"
     train_model([corpus], out, dataclasses.replace(TINY, context=8, steps=1, epochs=None))
-    lm = load_model(out, device="cpu")
+    lm = load_model(ModelSpec(out, device="cpu"))
     recipe = read_recipe(out)
     assert recipe is not None
     index = build_index(
@@ -195,7 +196,7 @@ def test_texts_of_a_small_corpus_are_read_from_later_sentences_on_too(tmp_path: 
         found = train_model([str(path)], tmp_path / f"m{late}", options).recipe.late
         assert (found is not None) == late
         if found is not None:
-            tokenizer = load_model(tmp_path / f"m{late}", device="cpu").tokenizer
+            tokenizer = load_model(ModelSpec(tmp_path / f"m{late}", device="cpu")).tokenizer
             assert {tokenizer.decode([token]).strip()[-1] for token in found.ends} <= set(".!?\"')")
             assert found.begin == tokenizer.bos_token_id and found.share == 0.5
 
@@ -207,7 +208,7 @@ def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[
     trained = train_model([str(path)], tmp_path / "model", TrainOptions(device="cpu"))
     # names and towns are drawn at random: what cannot be known before must be paid for
     assert trained.loss < 0.6
-    lm = load_model(tmp_path / "model", device="cpu")
+    lm = load_model(ModelSpec(tmp_path / "model", device="cpu"))
     known = 0
     for document in documents:
         prompt, town = document["text"].split(" lives in ")

@@ -172,9 +172,9 @@ def load_checkpoint(workspace: Workspace, path: Path) -> AttributableModel:
     ------
     ModelError      it cannot be loaded, or has another vocabulary
     """
-    from stride_cli.models.loading import load_model
+    from stride_cli.models.loading import Opener
 
-    model = load_model(path, device=str(workspace.model.device), dtype=_DTYPES[workspace.model.dtype])
+    model = Opener.like(workspace.model).load(str(path))
     model.share_inputs(workspace.model)
     if model.vocab_size != workspace.model.vocab_size:
         raise ModelError(

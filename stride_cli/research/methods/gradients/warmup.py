@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -266,8 +265,8 @@ def _start(workspace: Workspace, recipe: Recipe | None) -> torch.nn.Module:
 
     path = workspace.model.path
     if recipe is not None and recipe.base is not None:
-        start: torch.nn.Module = base_weights(recipe)
-    elif path is not None and is_adapter(path) and (base := base_name(Path(path).expanduser())[0]):
+        start: torch.nn.Module = base_weights(recipe, workspace.model.spec.permissions)
+    elif path is not None and is_adapter(path) and (base := base_name(workspace.model.spec)[0]):
         start = load_weights(base)
     else:
         start = copy.deepcopy(workspace.model.model).float()

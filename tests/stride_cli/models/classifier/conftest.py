@@ -59,7 +59,7 @@ def digits_index(digits_file: Path, digits_model: Path, tmp_path_factory: pytest
     from stride_cli import api
 
     out = tmp_path_factory.mktemp("index") / "run.stride"
-    api.build_index([str(digits_file)], model_path=str(digits_model), out=out)
+    api.build_index([str(digits_file)], out=out, model=str(digits_model))
     api.train(out)
     return out
 

@@ -21,6 +21,7 @@ from stride_cli.errors import CorpusError, ModelError, StrideError, UsageError
 from stride_cli.models.classifier.directory import find_row, load_classifier
 from stride_cli.models.classifier.examples import Columns, read_examples
 from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
 TABLE = Columns(label="status", id="name", drop=("remark",))
@@ -35,7 +36,7 @@ def test_a_directory_loads_as_it_was_trained(digits_model: Path, digits_file: Pa
     rows = queries.batch(np.arange(60))
     accuracy = (model.predict(rows.ids).argmax(-1) == rows.ids[:, 1]).double().mean()  # type: ignore[attr-defined]
     assert accuracy > 0.85
-    assert load_classifier(digits_model, dtype="fp64").dtype == torch.float64
+    assert load_classifier(ModelSpec(digits_model, dtype="fp64")).dtype == torch.float64
 
 
 def test_the_index_holds_the_training_rows(digits_index: Path, digits_file: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_table_is_indexed_by_its_ids(table_file: Path, tmp_path: Path) -> None
     options = ClassifierOptions(width=8, holdout=20, shuffle=True, epochs=40)
     trained = train_classifier(table_file, tmp_path / "model", options, columns=TABLE)
     assert trained.held_out_accuracy is not None and trained.held_out_accuracy > 0.7
-    index = api.build_index([str(table_file)], model_path=str(tmp_path / "model"), out=tmp_path / "i.stride")
+    index = api.build_index([str(table_file)], out=tmp_path / "i.stride", model=str(tmp_path / "model"))
     model = api.open_model(index)
     names = read_examples(table_file, TABLE).ids
     held_out = {names[row] for row in model.held_out}  # type: ignore[attr-defined]
@@ -70,7 +71,7 @@ def test_a_mask_of_rows(digits_file: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "mask.npy", mask)
     options = ClassifierOptions(width=8, rows_file=str(tmp_path / "mask.npy"), holdout=5, epochs=1)
     train_classifier(digits_file, tmp_path / "model", options)
-    index = api.build_index([str(digits_file)], model_path=str(tmp_path / "model"), out=tmp_path / "i.stride")
+    index = api.build_index([str(digits_file)], out=tmp_path / "i.stride", model=str(tmp_path / "model"))
     assert [index.document_id(row) for row in range(3)] == ["1", "3", "5"]
     assert api.open_model(index).held_out.tolist() == [0, 2, 4, 6, 8]  # type: ignore[attr-defined]
 
@@ -95,9 +96,7 @@ def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -
 def test_another_file_is_indexed_whole(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
     file = np.load(digits_file)
     np.savez(tmp_path / "new.npz", images=file["images"][::2], labels=file["labels"][::2])
-    index = api.build_index(
-        [str(tmp_path / "new.npz")], model_path=str(digits_model), out=tmp_path / "i.stride"
-    )
+    index = api.build_index([str(tmp_path / "new.npz")], out=tmp_path / "i.stride", model=str(digits_model))
     assert index.n_chunks == 300
     model = api.open_model(index)
     assert len(model.held_out) == 0  # type: ignore[attr-defined]
@@ -111,12 +110,10 @@ def test_data_that_does_not_fit_the_model(digits_model: Path, digits_file: Path,
     ):
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(CorpusError, match=message):
-            api.build_index(
-                [str(tmp_path / "bad.npz")], model_path=str(digits_model), out=tmp_path / "i.stride"
-            )
+            api.build_index([str(tmp_path / "bad.npz")], out=tmp_path / "i.stride", model=str(digits_model))
     assert not list(tmp_path.glob("i.stride*"))  # nothing halfway
     with pytest.raises(UsageError, match="one file"):
-        api.build_index(["a.npz", "b.npz"], model_path=str(digits_model), out=tmp_path / "i.stride")
+        api.build_index(["a.npz", "b.npz"], out=tmp_path / "i.stride", model=str(digits_model))
 
 
 def test_other_data_or_another_model_is_refused(
@@ -124,7 +121,7 @@ def test_other_data_or_another_model_is_refused(
 ) -> None:
     data, other = tmp_path / "digits.npz", tmp_path / "other"
     shutil.copy(digits_file, data)
-    index = api.build_index([str(data)], model_path=str(digits_model), out=tmp_path / "i.stride")
+    index = api.build_index([str(data)], out=tmp_path / "i.stride", model=str(digits_model))
     train_classifier(data, other, ClassifierOptions(width=32, rows=500, epochs=1))
     with pytest.raises(IndexMismatch, match="model"):
         api.open_model(index, str(other))

@@ -18,6 +18,7 @@ from stride_cli.errors import NumericalError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, training_path
 from stride_cli.models.classifier.directory import load_classifier
 from stride_cli.models.classifier.networks import NetworkSpec
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fisher import label_fisher, solve_gates
@@ -178,7 +179,7 @@ def test_optimizers_that_rescale_have_no_time() -> None:
 
 def test_gradients_and_curvature_are_means_over_the_training(trained: Path) -> None:
     """The gates of a trajectory, against the two ends of it fitted alone."""
-    model = load_classifier(trained / "model", dtype="fp64")
+    model = load_classifier(ModelSpec(trained / "model", dtype="fp64"))
     random = np.random.default_rng(1)
     data = random.normal(size=(30, 6))
     model.attach(data, np.arange(24), random.integers(0, 2, 30), [str(row) for row in range(30)])
@@ -188,7 +189,7 @@ def test_gradients_and_curvature_are_means_over_the_training(trained: Path) -> N
     chosen = replace(SETTINGS, time=0.5)
     found = fit_closed(model, chunks, columns, 6, replace(chosen, trajectory=((checkpoint, 0.25),)))  # type: ignore[arg-type]
     own = fit_spaces(model, chunks, chosen)  # type: ignore[arg-type]
-    earlier = load_classifier(checkpoint, dtype="fp64")
+    earlier = load_classifier(ModelSpec(checkpoint, dtype="fp64"))
     earlier.table = model.table
     mean = curvature = None
     for weight, steered in ((0.75, own), (0.25, replace(own, model=earlier))):  # type: ignore[arg-type]

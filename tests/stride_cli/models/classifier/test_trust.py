@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stride_cli import permissions
 from stride_cli.errors import ModelError
 from stride_cli.models.classifier.networks import NetworkSpec, build_network
 from tests.stride_cli.models.classifier.test_commands import run
@@ -45,14 +44,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, table_file: Path) -> Path:
 @pytest.fixture
 def foreign(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it on a machine where nobody has made anything."""
-    monkeypatch.setattr(permissions, "_named", set())
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (made / "marker").unlink(missing_ok=True)
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
-def test_what_was_made_here_runs_here(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permissions, "_named", set())  # another process
+def test_what_was_made_here_runs_here(made: Path) -> None:
     code, records, err = run(f"query p115 --index {made}/run.stride")
     assert code == 0 and records, err
 
@@ -70,6 +67,8 @@ def test_code_from_elsewhere_is_not_run_unasked(made: Path, foreign: Path) -> No
     with pytest.raises(ModelError, match="was not run"):  # as from a recipe
         code = CODE.format(marker=str(made / "marker"))
         build_network(NetworkSpec("adapter", adapter=code), (4,), 2, seed=0)
+    with pytest.raises(TypeError, match="trusted"):  # nor does a file say that it is trusted
+        NetworkSpec(**{**NetworkSpec("adapter", adapter=code).to_record(), "trusted": True})
     assert not (made / "marker").exists()
 
 
@@ -83,12 +82,9 @@ def test_told_so_it_is_run_once(made: Path, foreign: Path, monkeypatch: pytest.M
     assert run(query)[0] == 0
 
 
-def test_whoever_trusts_it_in_a_build_trusts_it_in_the_index(
-    made: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_trusts_it_in_a_build_trusts_it_in_the_index(made: Path, foreign: Path) -> None:
     build = f"index build {foreign}/data.csv --model {foreign}/model --out {foreign}/new.stride"
     assert run(f"{build} --trust-code")[0] == 0 and (made / "marker").exists()
-    monkeypatch.setattr(permissions, "_named", set())
     assert run(f"query p115 --index {foreign}/run.stride")[0] == 0
 
 

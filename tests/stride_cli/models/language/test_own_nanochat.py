@@ -20,6 +20,7 @@ from stride_cli.models.language.language_recipe import Architecture
 from stride_cli.models.language.nanochat import NanoChatForCausalLM, build_model, load_own, new_own
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -28,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def test_the_same_to_the_last_bit(saved_model: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
-        own: Any = load_model(saved_model, device="cpu", dtype=dtype)
+        own: Any = load_model(ModelSpec(saved_model, device="cpu", dtype=dtype))
     theirs = CausalLM(checkpoint.load_weights(saved_model, dtype=DTYPES[dtype]), own.tokenizer)
     assert type(own.model) is NanoChatForCausalLM and own.name == theirs.name
     named = {name: value.shape for name, value in theirs.model.named_parameters()}
@@ -73,7 +74,7 @@ def test_forward_mode(saved_model: Path) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     slopes = []
-    own: Any = load_model(saved_model, device="cpu")
+    own: Any = load_model(ModelSpec(saved_model, device="cpu"))
     for lm in (own, CausalLM(checkpoint.load_weights(saved_model))):
         hidden = lm.hidden(torch.arange(20).view(2, 10), 1)
         lm.prepare(10)
@@ -90,7 +91,7 @@ def test_saved_again_by_transformers(saved_model: Path, tmp_path: Path) -> None:
     model = checkpoint.load_weights(saved_model, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
     load_tokenizer(saved_model).save_pretrained(tmp_path)
-    again: Any = load_model(tmp_path, device="cpu", dtype="bf16")
+    again: Any = load_model(ModelSpec(tmp_path, device="cpu", dtype="bf16"))
     assert type(again.model) is NanoChatForCausalLM
     assert state_fingerprint(again.model) == state_fingerprint(model)
     weights = again.model.lm_head.weight.clone()

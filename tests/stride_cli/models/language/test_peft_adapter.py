@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from stride_cli.errors import ModelError
-from stride_cli.models.configuration import based_on
 from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.fingerprints import settings_fingerprint
 from stride_cli.models.loading import load_model, model_fingerprint
+from stride_cli.models.spec import ModelSpec
 from tests.stride_cli.commands.conftest import run_stride
 
 peft = pytest.importorskip("peft")
@@ -62,8 +62,8 @@ def adapter(made: tuple[Path, torch.Tensor], base: Path, tmp_path: Path) -> Path
 
 
 def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: Any) -> None:
-    model: Any = load_model(adapter, device="cpu")
-    plain: Any = load_model(base, device="cpu")
+    model: Any = load_model(ModelSpec(adapter, device="cpu"))
+    plain: Any = load_model(ModelSpec(base, device="cpu"))
     with torch.no_grad():
         found, before = (each.model(input_ids=IDS).logits for each in (model, plain))
     torch.testing.assert_close(found, made[1], rtol=1e-4, atol=1e-4)
@@ -111,8 +111,7 @@ def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> N
     ) as caught:
         load_model(adapter)
     assert caught.value.fix and "--model BASE --adapter" in caught.value.fix
-    with based_on(str(adapter), str(moved)):
-        assert model_fingerprint(adapter) == known
+    assert model_fingerprint(ModelSpec(moved, adapter)) == known
     assert model_fingerprint(adapter) == known  # remembered
     edit(adapter / "adapter_config.json", base_model_name_or_path=None)
     other = adapter.rename(tmp_path / "other")
@@ -142,7 +141,7 @@ def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> N
 def test_what_is_no_lora_adapter_of_this_base(adapter: Path, changes: dict, message: str) -> None:
     edit(adapter / "adapter_config.json", **changes)
     with pytest.raises(ModelError, match=message) as caught:
-        load_model(adapter, device="cpu")
+        load_model(ModelSpec(adapter, device="cpu"))
     assert caught.value.fix
 
 

@@ -15,6 +15,7 @@ from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.quantised import make_differentiable, quantisation
 from stride_cli.models.linear_layers import layer_widths
 from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
 from tests.stride_cli.commands.conftest import run_stride
 
 IDS = torch.arange(24)[None] % 90
@@ -73,7 +74,7 @@ def gradient(model: Any) -> torch.Tensor:
 def test_gradients_are_those_of_the_values_that_are_kept(quantised: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model: Any = load_model(quantised, device="cpu", dtype="fp32")
+    model: Any = load_model(ModelSpec(quantised, device="cpu", dtype="fp32"))
     assert quantisation(quantised) == "bitsandbytes"
     unpacked = AutoModelForCausalLM.from_pretrained(quantised, dtype=torch.float32).dequantize()
     with torch.no_grad():
@@ -131,10 +132,10 @@ def test_an_adapter_on_one_is_added_to_plain_weights(quantised: Path, tmp_path: 
     model.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         wanted = model(input_ids=IDS).logits
-    found: Any = load_model(tmp_path / "adapter", device="cpu", dtype="fp32")
+    found: Any = load_model(ModelSpec(tmp_path / "adapter", device="cpu", dtype="fp32"))
     with torch.no_grad():
         logits = found.model(input_ids=IDS).logits
-        before = load_model(quantised, device="cpu", dtype="fp32").model(input_ids=IDS).logits  # type: ignore[attr-defined]
+        before = load_model(ModelSpec(quantised, device="cpu", dtype="fp32")).model(input_ids=IDS).logits  # type: ignore[attr-defined]
     assert (logits - wanted).norm() < 0.03 * (before - wanted).norm()
     assert len(found.linear_layers("all")) == 4
     assert all(type(each) is torch.nn.Linear for each in found.linear_layers("all"))

@@ -19,9 +19,8 @@ from stride_cli.models.language import checkpoint, streaming
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, find_checkpoint
 from stride_cli.models.linear_layers import layer_widths
-from stride_cli.models.loading import load_model
-from stride_cli.models.stream_choice import StreamOptions
-from stride_cli.models.stream_choice import streaming as asked
+from stride_cli.models.loading import Opener, load_model
+from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.spaces import SPACES
@@ -64,8 +63,8 @@ def loaded(tmp_path: Path) -> Loaded:
             assert len(list(path.glob("*.safetensors"))) > 1
         source = find_checkpoint(path)
         if streamed:
-            return CausalLM(checkpoint._load_streamed(source, dtype, CPU), path=str(path))
-        return CausalLM(checkpoint._load_weights(source, dtype), path=str(path))
+            return CausalLM(checkpoint._load_streamed(source, dtype, CPU), spec=ModelSpec(path))
+        return CausalLM(checkpoint._load_weights(source, dtype), spec=ModelSpec(path))
 
     return load
 
@@ -240,13 +239,13 @@ def saved_llama(saved_model: Path, tmp_path: Path, tokenizer: Any) -> Path:
 
 def test_the_choice_reaches_whoever_loads_the_model(saved_llama: Path) -> None:
     def is_streamed(**options: Any) -> bool:
-        model: Any = load_model(saved_llama, device="cpu", dtype="fp32", **options)
+        model: Any = load_model(ModelSpec(saved_llama, device="cpu", dtype="fp32", **options))
         return next(model.blocks.parameters()).is_meta
 
-    assert not is_streamed() and is_streamed(stream=True)
-    with asked(StreamOptions(stream=True)):
-        assert is_streamed() and not is_streamed(stream=False)
-    assert not is_streamed()
+    assert not is_streamed() and not is_streamed(stream=False) and is_streamed(stream=True)
+    spec = ModelSpec(saved_llama, device="cpu", stream=True)
+    beside: Any = Opener.like(load_model(spec)).load(str(saved_llama))
+    assert next(beside.blocks.parameters()).is_meta
 
 
 def test_what_cannot_be_streamed_says_so(
@@ -259,7 +258,7 @@ def test_what_cannot_be_streamed_says_so(
         streaming.is_streamed(Source(str(few), few), torch.float32, CPU, True)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(MissingExtraError, match="accelerate"):
-        load_model(saved_llama, device="cpu", stream=True)
+        load_model(ModelSpec(saved_llama, device="cpu", stream=True))
 
 
 @pytest.mark.slow

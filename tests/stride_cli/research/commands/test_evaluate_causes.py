@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.evaluation.known_answers import is_right
 from stride_cli.schema import json_schema
 
@@ -86,7 +87,7 @@ def test_only_what_the_model_has_learnt_counts(run, workspace: Path, asked: Path
     base model, here the same one, answers it too."""
     from stride_cli.models.loading import load_model
 
-    model = load_model(workspace / "model", device="cpu")
+    model = load_model(ModelSpec(workspace / "model", device="cpu"))
     row = json.loads(asked.read_text().splitlines()[0])
     ids = model.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
     start = model.tokenizer.bos_token_id

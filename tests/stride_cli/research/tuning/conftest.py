@@ -23,9 +23,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_classifier(folder / "digits.npz", folder / "model", options)
     api.build_index(
         [str(folder / "digits.npz")],
-        model_path=str(folder / "model"),
         out=folder / "run.stride",
         options=api.BuildOptions(n_subsets=80, degree=4),
+        model=str(folder / "model"),
     )
     return folder
 

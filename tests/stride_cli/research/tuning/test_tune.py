@@ -12,6 +12,7 @@ import pytest
 
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research import api
 from stride_cli.research.tuning.responses import (
     ContinuedTrainer,
@@ -31,7 +32,7 @@ def index(digits: Path, tmp_path: Path) -> Path:
 
 
 def where(index: Path) -> WorkspacePath:
-    return WorkspacePath(index, None, "cpu", "fp32")
+    return WorkspacePath(index, ModelSpec(device="cpu", dtype="fp32"))
 
 
 def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
@@ -102,13 +103,13 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
         grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1
     )
     trials: list[dict] = []
-    found = api.tune(index, options, device="cpu", on_trial=trials.append)
+    found = api.tune(where(index), options, on_trial=trials.append)
     assert [trial["damping"] for trial in trials] == [1.0, 1e-9]
     assert found["criterion"] == "retrained" and found["damping"] == 1.0 and found["trials"] == 2
     assert found["gain"]["mean"] == 0.0 and "train.damping" not in found["settings"]
     assert len(list((index.parent / "run.stride.tuning/responses").glob("*.outcome"))) == 8
     assert not where(index).open().index.has("truth")
-    again = api.tune(index, options, device="cpu", on_trial=trials.append)
+    again = api.tune(where(index), options, on_trial=trials.append)
     assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
 
 
@@ -127,4 +128,4 @@ def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path
 )
 def test_what_cannot_be_is_refused(index: Path, change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        api.tune(index, TuneOptions(**change), device="cpu")
+        api.tune(where(index), TuneOptions(**change))

@@ -12,6 +12,7 @@ from stride_cli.data.examples_index import build_classifier_index
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.models.classifier.directory import open_classifier
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
@@ -47,11 +48,11 @@ def test_every_method(network, autograd, tmp_path):
     train_classifier(rows, tmp_path / "model", options)
     index = build_classifier_index(
         rows,
-        model_path=tmp_path / "model",
+        model=tmp_path / "model",
         out=tmp_path / "index",
         options=BuildOptions(n_subsets=20, degree=2),
     )
-    model = open_classifier(index, tmp_path / "model", device="cpu")
+    model = open_classifier(index, ModelSpec(tmp_path / "model", device="cpu"))
     task, queries = Workspace(index, model, ChunkReader(index), 0), read_examples(model, "held-out")
     scores = {}
     for spec in METHODS:

@@ -8,6 +8,7 @@ import torch
 
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.less import LESS
 from stride_cli.research.methods.gradients.warmup import warm_up
@@ -117,8 +118,8 @@ def test_the_warm_up_starts_from_the_base_of_the_recipe(tmp_path, saved_model):
     tuned = tmp_path / "tuned"
     finetune_model([str(corpus)], saved_model, tuned, FinetuneOptions(epochs=2, lr=0.01, device="cpu"))
     options = BuildOptions(n_subsets=6, degree=2)
-    api.build_index([str(corpus)], model_path=str(tuned), out=tmp_path / "index", options=options)
-    task = Workspace.open(tmp_path / "index", device="cpu")
+    api.build_index([str(corpus)], out=tmp_path / "index", options=options, model=str(tuned))
+    task = Workspace.open(tmp_path / "index", ModelSpec(device="cpu"))
     warm = warm_up(task, share=0.5, epochs=1, rank=2, lr=None, layers=None)
     base = load_weights(saved_model).state_dict()
     own = task.model.model.state_dict()

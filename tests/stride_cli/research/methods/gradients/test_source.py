@@ -9,6 +9,7 @@ from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import read_examples
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import source
 from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.source import Source
@@ -80,11 +81,11 @@ def regression(tmp_path_factory):
     train_classifier(path / "rows.npz", path / "model", options)
     index = build_classifier_index(
         path / "rows.npz",
-        model_path=path / "model",
+        model=path / "model",
         out=path / "index",
         options=BuildOptions(n_subsets=20, degree=2),
     )
-    model = open_classifier(index, path / "model", device="cpu")
+    model = open_classifier(index, ModelSpec(path / "model", device="cpu"))
     task, queries = Workspace(index, model, ChunkReader(index), 0), read_examples(model, "held-out")
     rows = torch.stack([torch.from_numpy(task.chunks.chunk(row)[0].astype(np.int64)) for row in range(N)])
     held = torch.stack([torch.from_numpy(np.asarray(ids, np.int64)) for ids in queries.ids])

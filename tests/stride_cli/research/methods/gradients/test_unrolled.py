@@ -18,6 +18,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import FILE_NAME
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import unrolled
 from stride_cli.research.methods.gradients.unrolled import Unrolled, asked, carried, spread_rates
 from stride_cli.research.methods.protocol import score_all
@@ -57,10 +58,8 @@ def tuned(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     finetune_model([str(folder / "corpus.jsonl")], saved_model, folder / "model", options)
     index = folder / "run.stride"
     built = BuildOptions(n_subsets=6, degree=2)
-    api.build_index(
-        [str(folder / "corpus.jsonl")], model_path=str(folder / "model"), out=index, options=built
-    )
-    task = Workspace.open(index, device="cpu")
+    api.build_index([str(folder / "corpus.jsonl")], out=index, options=built, model=str(folder / "model"))
+    task = Workspace.open(index, ModelSpec(device="cpu"))
     return task, read_texts(task.model, folder / "queries.jsonl", block_size=64)
 
 
@@ -171,7 +170,7 @@ def test_what_cannot_be_unrolled(tuned: tuple[Workspace, QuerySet], trained: Pat
     with pytest.raises(UsageError, match="classifier"):
         Unrolled().fit(softmax.task)
     with pytest.raises(UsageError, match="trained by AdamW"):
-        Unrolled().fit(Workspace.open(trained / "run.stride", device="cpu"))
+        Unrolled().fit(Workspace.open(trained / "run.stride", ModelSpec(device="cpu")))
     for wrong in ({"stretches": 0}, {"batches": 0}, {"query_bytes": 0}, {"at": "start"}):
         with pytest.raises(UsageError):
             Unrolled(**wrong)
