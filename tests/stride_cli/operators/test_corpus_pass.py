@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Place:
     """A `ModelPlace` of what this process holds."""
 
     opened: Any
-    device: str = "cpu"
+    model: ModelSpec = field(default_factory=lambda: ModelSpec(device="cpu"))
 
     def __hash__(self) -> int:
         return id(self.opened)

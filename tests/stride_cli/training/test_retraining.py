@@ -16,6 +16,7 @@ import torch
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
+from stride_cli.models.spec import ModelSpec
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome, OutcomeStore, job_key
 from stride_cli.training.language_loop import train
@@ -175,7 +176,7 @@ def test_a_model_without_recipe(task_and_queries, trained, tmp_path):
     task, queries = task_and_queries
     shutil.copytree(trained / "model", tmp_path / "bare")
     (tmp_path / "bare" / FILE_NAME).unlink()
-    task.model.path = str(tmp_path / "bare")
+    task.model.spec = ModelSpec(tmp_path / "bare")
     with pytest.raises(ModelError, match="has no recipe") as caught:
         open_trainer(task, queries)
     assert "--command" in caught.value.fix
