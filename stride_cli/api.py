@@ -32,13 +32,13 @@ from stride_cli.training.index_fit import fit_index as train
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
+    from stride_cli.attribution.nats import CalibrationRecord
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.audit.judge import Finding
     from stride_cli.audit.options import AuditOptions
     from stride_cli.data.queries import Query
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions
-    from stride_cli.schema.train_records import CalibrationRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
 
 __all__ = [

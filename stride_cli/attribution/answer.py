@@ -3,33 +3,111 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+
+from stride_cli.attribution.nats import Nats
+from stride_cli.attribution.verdict import Verdict
+from stride_cli.schema.answer_records import (
+    GENERATED,
+    LOSS,
+    PROMPT,
+    RESPONSE,
+    SCORED_TOKENS,
+    TEMPLATE,
+    AnswerSeconds,
+    HitRecord,
+    RecallRecord,
+)
+from stride_cli.schema.derivation import key, to_record, told
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from stride_cli.attribution.nats import Nats
-    from stride_cli.attribution.verdict import Verdict
     from stride_cli.data.queries import Query
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
     from stride_cli.recovery.recall import Recall
     from stride_cli.recovery.shrinkage import Shrinkage
-    from stride_cli.schema.answer_records import AnswerRecord, AnswerSeconds, HitRecord, RecallRecord
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """The Lasso, whose weights come before any is read from a chunk, made smaller or added to."""
+
+    solution: Solution
+    shrinkage: Shrinkage | None
+
+    @told("ℓ1 penalty, in the unit of measurements", name="lambda")
+    def lambda_(self) -> float:
+        return self.solution.lambda_
+
+    @told("λ / λ_max")
+    def lambda_ratio(self) -> float:
+        return self.solution.lambda_ratio
+
+    @told("chunks with a weight that is not zero")
+    def nonzeros(self) -> int:
+        return len(self.solution.indices)
+
+    @told("upper bound on how far the objective is from its minimum")
+    def duality_gap(self) -> float:
+        return self.solution.duality_gap
+
+    @told("the gap / ½‖y − ȳ‖²")
+    def relative_gap(self) -> float:
+        return self.solution.relative_gap
+
+    @told("share of the responses' variance that the Lasso's weights explain")
+    def r_squared(self) -> float:
+        return self.solution.r_squared
+
+    @told("passes over the design matrix")
+    def passes(self) -> int:
+        return self.solution.n_passes
+
+    @told(
+        "small influences were made smaller: times (|w| / largest |w|)^(this − 1); 1: they were not",
+        optional=True,
+    )
+    def shrink_exponent(self) -> float:
+        return 1.0 if self.shrinkage is None else self.shrinkage.exponent
+
+    @told("what negative influences were multiplied by, too; 1: they were not", optional=True)
+    def shrink_opposing(self) -> float:
+        return 1.0 if self.shrinkage is None else self.shrinkage.opposing
+
+
+@dataclass(frozen=True)
+class MeasurementRecord:
+    method: str = key('"linear" or "exact"')
+    subsets: int = key("K, responses measured")
+    agreement: float | None = key(
+        "Pearson correlation of linear and exact responses, where both were measured"
+    )
+    coverage: float = key("share of all chunks that the operators have seen")
+    models: int = key("that measured: the index's own and its further checkpoints", optional=True)
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """With ``--instead``: influences are on the log-odds of the token where the two responses part."""
+
+    token: str = key("the first token of the response that is another there")
+    other_token: str = key("what stands there instead")
+    probability: float = key("of `token`, by the model, 0 … 1")
+    other_probability: float = key("of `other_token`, by the model, 0 … 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """Ranked documents for one query, with the certificate of the recovery.
 
     Attributes
     ----------
     query : Query
-    loss : float                       mean nats per scored token
     other_loss : float or None         nats of the token that the response is compared with, where it is
-    added : str or None                of several prompts as one: what of their influences is added up, see
-                                       `Session.query_pooled`
+    pooled_by : str or None            of several prompts as one: what of their influences is added up
     supporters, opposers : list of Hit
     passages : dict                    chunk number → the sentence of it that carries its influence, where
                                        chunks are read; else the one most like the query
@@ -37,53 +115,162 @@ class Answer:
                                        `Session.with_passages` finds them
     solution : Solution                what the Lasso recovered
     influences : Solution              the same with the weights that documents are ranked by: read, shrunk
-    method : "linear" or "exact"
-    agreement : float or None          Pearson correlation with exact measurement on a spot check
-    seconds : dict                     stage → seconds
     document_ids : dict                document number → id
-    coverage : float
-    models : int                       that measured the subsets: the index's own and further checkpoints
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
-    read : int                         chunks whose influence was read from their own gradients
-    estimated : bool                   others count with what their projections say, too
-    redundancy : float                 ridge with which chunks share what they say alike; 0: they do not
+    stated_recall : Recall or None     how many of the strongest chunks were read
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
-    scale : Nats or None               what influences are in nats, where they are what it was measured for;
-                                       the record has them so, this object never
     """
 
+    schema: ClassVar[str] = "stride.answer/1"
+
     query: Query
-    loss: float
+    other_loss: float | None = None
+    pooled_by: str | None = None
     supporters: list[Hit]
     opposers: list[Hit]
     passages: dict[int, str]
+    carried: bool = True
     solution: Solution
     influences: Solution
-    method: str
-    agreement: float | None
-    seconds: dict[str, float]
     document_ids: dict[int, str]
-    coverage: float
-    models: int = 1
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
-    read: int = 0
-    estimated: bool = False
-    redundancy: float = 0.0
-    recall: Recall | None = None
+    stated_recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
-    scale: Nats | None = None
-    carried: bool = True
-    other_loss: float | None = None
-    added: str | None = None
+
+    id: str | None = key("the query's id, where its file gave one", default=None, lacking=True)
+
+    @told(
+        '"clear": the model knows this, and a document above the line taught it; "weak": it knows this, '
+        'and no document stands out; "guessing": it is no surer than after unrelated prompts; null: the '
+        "index is not calibrated, or the answer is of another kind than unrelated prompts' were: a "
+        "comparison, or pooled",
+        name="verdict",
+        optional=True,
+    )
+    def word(self) -> str | None:
+        return None if self.verdict is None else self.verdict.word
+
+    @told("what the verdict goes by", optional=True)
+    def judged(self) -> Verdict | None:
+        line = None if self.line is None else self.in_unit(self.line)
+        return None if self.verdict is None else replace(self.verdict, line=line)
+
+    @told(PROMPT)
+    def prompt(self) -> str:
+        return self.query.prompt
+
+    @told(RESPONSE)
+    def response(self) -> str:
+        return self.query.response
+
+    @told("with --instead: what the response is compared with", lacking=True)
+    def instead(self) -> str | None:
+        compared = self.query.comparison
+        return None if compared is None or self.other_loss is None else compared.response
+
+    @told(lacking=True)
+    def comparison(self) -> ComparisonRecord | None:
+        compared = self.query.comparison
+        if compared is None or self.other_loss is None:
+            return None
+        probabilities = math.exp(-self.loss), math.exp(-self.other_loss)
+        return ComparisonRecord(compared.token, compared.other, *probabilities)
+
+    @told("with --pool: prompts that are answered as one", lacking=True)
+    def pooled(self) -> int | None:
+        return self.query.count if self.query.count > 1 else None
+
+    @told(
+        'with --pool: "support": an influence is the mean over the prompts of what is above zero of the '
+        "influence on each, and the recovery is that of the prompt whose certificate is weakest; "
+        '"all": it is the influence on their mean loss, and the recovery is of that',
+        lacking=True,
+    )
+    def added(self) -> str | None:
+        return self.pooled_by or "all" if self.query.count > 1 else None
+
+    @told(TEMPLATE, optional=True)
+    def template(self) -> str | None:
+        return None if self.labels else self.query.form
+
+    @told(GENERATED)
+    def generated(self) -> bool:
+        return self.query.generated
+
+    @told(SCORED_TOKENS)
+    def scored_tokens(self) -> int:
+        return int(self.query.weights.sum())
+
+    loss: float = key(LOSS)
+
+    @told(
+        'of influences: "nats": forecast of the rise of the loss, per scored token, when the model is '
+        'trained without this document alone; "relative": comparable within this answer, and no number '
+        "of nats",
+        optional=True,
+    )
+    def unit(self) -> str:
+        return "relative" if self.scale is None else "nats"
+
+    scale: Nats | None = key(
+        "how nats were found; null: influences are relative", default=None, optional=True
+    )
+    read: int = key(
+        "chunks whose influence was read from their own gradients; others' are recovered from subsets",
+        default=0,
+        optional=True,
+    )
+    estimated: bool = key(
+        "chunks that were not read count with what projections, shared pairs of tokens and subsets say "
+        "of them together",
+        default=False,
+        optional=True,
+    )
+    redundancy: float = key(
+        "ridge with which chunks share what they say alike, read or not; 0: each counts as if alone",
+        default=0.0,
+        optional=True,
+    )
+
+    @told(
+        "how many of the strongest chunks were read; null: none were, or the index has no projections",
+        optional=True,
+    )
+    def recall(self) -> RecallRecord | None:
+        return None if self.stated_recall is None else cast("RecallRecord", asdict(self.stated_recall))
+
+    @told()
+    def hits(self) -> list[HitRecord]:
+        return [self._hit(found) for found in self.supporters]
+
+    @told(name="opposers")
+    def opposing(self) -> list[HitRecord]:
+        return [self._hit(found) for found in self.opposers]
+
+    @told()
+    def recovery(self) -> Recovery:
+        return Recovery(self.solution, self.shrinkage)
+
+    measurement: MeasurementRecord = key()
+    explanation: str | None = key(
+        "two sentences on what to conclude, how far to trust it and what it cannot say, with --verbose",
+        default=None,
+        lacking=True,
+    )
+    seconds: AnswerSeconds = key()
+    expected: list[Annotated[str, "stride demo: a document that states the fact"]] | None = key(
+        default=None, lacking=True
+    )
+    found: bool | None = key("stride demo: whether such a document is on top", default=None, lacking=True)
 
     def in_unit(self, influence: float) -> float:
         """An influence as the record has it: of documents together, the forecast for all of them."""
@@ -92,81 +279,28 @@ class Answer:
         total = float(abs(self.influences.values).sum())
         return float(self.scale.rise(influence, total, self.loss))
 
-    def to_record(self) -> AnswerRecord:
-        """The answer as one JSON object; `stride schema` documents the keys."""
-        solution, verdict = self.solution, self.verdict
-        line = None if self.line is None else self.in_unit(self.line)
-
-        def hit(found: Hit) -> HitRecord:
-            record: HitRecord = {
-                "rank": found.rank,
-                "document": self.document_ids[found.document],
-                "influence": self.in_unit(found.influence),
-                "share": found.share,
-                "above_line": None if self.line is None else found.influence > self.line,
-                "sign": found.sign,
-                "chunk": found.chunk,
-                "passage": self.passages.get(found.chunk, ""),
-                "seen": found.seen,
-                "neighbours": found.neighbours,
-                "backfilled": found.backfilled,
-                "read": found.read if self.read or self.estimated else None,
-            }
-            if found.chunk in self.labels:
-                record["label"] = self.labels[found.chunk]
-            return record
-
-        asked: dict[str, Any] = {}
-        if (comparison := self.query.comparison) is not None and self.other_loss is not None:
-            asked["instead"] = comparison.response
-            asked["comparison"] = {
-                "token": comparison.token,
-                "other_token": comparison.other,
-                "probability": math.exp(-self.loss),
-                "other_probability": math.exp(-self.other_loss),
-            }
-        if self.query.count > 1:
-            asked["pooled"] = self.query.count
-            asked["added"] = self.added or "all"
-        record: AnswerRecord = {
-            "schema": "stride.answer/1",
-            "verdict": None if verdict is None else verdict.word,
-            "judged": None if verdict is None else {**verdict.to_record(), "line": line},
-            "prompt": self.query.prompt,
-            "response": self.query.response,
-            "template": None if self.labels else self.query.form,
-            "generated": self.query.generated,
-            "scored_tokens": int(self.query.weights.sum()),
-            "loss": self.loss,
-            "unit": "relative" if self.scale is None else "nats",
-            "scale": None if self.scale is None else self.scale.to_record(),
-            "read": self.read,
-            "estimated": self.estimated,
-            "redundancy": self.redundancy,
-            "recall": None if self.recall is None else cast("RecallRecord", asdict(self.recall)),
-            "hits": [hit(found) for found in self.supporters],
-            "opposers": [hit(found) for found in self.opposers],
-            "recovery": {
-                "lambda": solution.lambda_,
-                "lambda_ratio": solution.lambda_ratio,
-                "nonzeros": len(solution.indices),
-                "duality_gap": solution.duality_gap,
-                "relative_gap": solution.relative_gap,
-                "r_squared": solution.r_squared,
-                "passes": solution.n_passes,
-                "shrink_exponent": 1.0 if self.shrinkage is None else self.shrinkage.exponent,
-                "shrink_opposing": 1.0 if self.shrinkage is None else self.shrinkage.opposing,
-            },
-            "measurement": {
-                "method": self.method,
-                "subsets": len(solution.residual),
-                "agreement": self.agreement,
-                "coverage": self.coverage,
-                "models": self.models,
-            },
-            "seconds": cast("AnswerSeconds", self.seconds),
-            **asked,  # type: ignore[typeddict-item]
+    def _hit(self, found: Hit) -> HitRecord:
+        record: HitRecord = {
+            "rank": found.rank,
+            "document": self.document_ids[found.document],
+            "influence": self.in_unit(found.influence),
+            "share": found.share,
+            "above_line": None if self.line is None else found.influence > self.line,
+            "sign": found.sign,
+            "chunk": found.chunk,
+            "passage": self.passages.get(found.chunk, ""),
+            "seen": found.seen,
+            "neighbours": found.neighbours,
+            "backfilled": found.backfilled,
+            "read": found.read if self.read or self.estimated else None,
         }
+        if found.chunk in self.labels:
+            record["label"] = self.labels[found.chunk]
+        return record
+
+    def to_record(self) -> dict[str, Any]:
+        """The answer as one JSON object; `stride schema` documents the keys."""
+        record: dict[str, Any] = to_record(self)
         return record
 
     def to_frame(self) -> DataFrame:

@@ -21,6 +21,7 @@ from stride_cli.output import note, progress
 from stride_cli.randomness import stream
 from stride_cli.recovery.problem import dense
 from stride_cli.recovery.ranking import strongest_document
+from stride_cli.schema.derivation import to_record
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -67,7 +68,7 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
     queries = null_queries(workspace, nulls)
     answers = replace(ask(pipeline, queries), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
-    about["scale"] = None if scale is None else scale.to_record()
+    about["scale"] = to_record(scale)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:

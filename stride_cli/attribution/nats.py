@@ -24,13 +24,12 @@ Where a model trained from scratch has learnt nothing by heart, the straight lin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from stride_cli.schema.answer_records import ScaleRecord
+from stride_cli.schema.derivation import key, told
 
 _SURE = 3.0  # standard errors that the slope is above zero, for influences to be told in nats
 _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of the ceiling is reached at
@@ -40,24 +39,26 @@ _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of
 class Nats:
     """The scale from influences to nats: a straight line, or a climb up to a ceiling.
 
-    Attributes
-    ----------
-    slope : float or None        a: nats per scored token, for a unit of influence; None: not a line
-    ceiling : float or None      c: nats per scored token, without all that supports a response; None: a line
-    half : float or None         h: share of all influence without which the loss rises by half of the ceiling
-    error : float                standard error of the slope or ceiling, over responses; not over seeds
-    correlation : float          of predicted and measured rises
-    models : int                 trained without a part
-    pairs : int                  rises, of a response each, that it was found by
+    `slope` is a, `ceiling` c and `half` h of the head of this module.
     """
 
-    slope: float | None
-    ceiling: float | None
-    half: float | None
-    error: float
-    correlation: float
-    models: int
-    pairs: int
+    @told(
+        '"linear": rises are in proportion to influences, and add up; "ceiling": they go by the share f of '
+        "all influence that is taken out, ceiling · (1 − 2^−(f / half)²), so that the shares of documents "
+        "add up and their nats do not"
+    )
+    def link(self) -> str:
+        return "linear" if self.additive else "ceiling"
+
+    slope: float | None = key("nats per scored token for a relative influence of 1; null: not linear")
+    ceiling: float | None = key("nats per scored token that a loss rises by at most; null: linear")
+    half: float | None = key("share without which a loss rises by half of the ceiling; null: linear")
+    error: float = key(
+        "standard error of the slope, or of the ceiling, over responses; seeds of training are not in it"
+    )
+    correlation: float = key("of predicted and measured rises of the loss")
+    models: int = key("that were trained again, each without a tenth of the documents")
+    pairs: int = key("rises of a response's loss that it was found by")
 
     @property
     def additive(self) -> bool:
@@ -90,12 +91,21 @@ class Nats:
         found = np.maximum(self._size * _climb(share, self.half), -np.asarray(loss))
         return float(found) if np.ndim(found) == 0 else found
 
-    def to_record(self) -> ScaleRecord:
-        return cast("ScaleRecord", {"link": "linear" if self.additive else "ceiling", **asdict(self)})
+
+class CalibrationRecord(TypedDict):
+    schema: Literal["stride.calibration/1"]
+    index: Annotated[str, "path of the index"]
+    nulls: Annotated[int, "unrelated prompts that were asked"]
+    median_loss: Annotated[
+        float, "the model's loss on its own responses to them, median, nats per scored token"
+    ]
+    scale: NotRequired[Annotated[Nats | None, "what influences are in nats; null: not measured"]]
+    sure: NotRequired[Annotated[bool, "whether that is sure enough for answers to tell nats"]]
+    seconds: Annotated[float, "seconds"]
 
 
 def scale_of(record: Mapping[str, Any]) -> Nats:
-    """Read a scale as `to_record` gave it; an older index has none of "link", "ceiling" and "half".
+    """Read a scale as its record has it; an older index has none of "link", "ceiling" and "half".
 
     Raises
     ------

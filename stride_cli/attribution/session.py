@@ -13,20 +13,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from stride_cli.attribution.answer import Answer
+from stride_cli.attribution.answer import Answer, MeasurementRecord
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
 from stride_cli.attribution.pipeline import Measurement, judge, rank
 from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 from stride_cli.output import progress
+from stride_cli.schema.answer_records import AnswerSeconds
+from stride_cli.schema.derivation import to_record
 from stride_cli.startup import without_collection
 
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
+    from stride_cli.attribution.nats import CalibrationRecord
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.attribution.pipeline import Pipeline
     from stride_cli.attribution.several import Several
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.problem import Solution
     from stride_cli.recovery.ranking import Hit
-    from stride_cli.schema.train_records import CalibrationRecord
 
 _SPOT_CHECK = 16
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
@@ -226,7 +228,7 @@ class Session:
         if add is None:
             add = "support" if all(query.comparison is not None for query in queries) else "all"
         if add == "all":
-            return replace(self.query(one, options), added=add)
+            return replace(self.query(one, options), pooled_by=add)
         if options.bottom:
             raise UsageError(
                 "what opposes prompts is not looked at where what supports any of them is added up "
@@ -242,7 +244,7 @@ class Session:
             with progress("asking the model"):
                 asked = [_raised(each) for each in self._measured(pipeline, some, options)]
             found += [_raised(each) for each in self._found(pipeline, asked)]
-        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), added=add)
+        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), pooled_by=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
@@ -475,17 +477,16 @@ class Session:
             passages=passages,
             solution=solution.lasso or solution,
             influences=solution,
-            method=measured.method,
-            agreement=measured.agreement,
-            seconds={**asked.seconds, "rank": ended - start},
+            measurement=MeasurementRecord(
+                measured.method, self.index.n_subsets, measured.agreement, self.coverage, settings.models
+            ),
+            seconds=cast("AnswerSeconds", {**asked.seconds, "rank": ended - start}),
             document_ids={hit.document: self.index.document_id(hit.document) for hit in shown},
-            coverage=self.coverage,
-            models=settings.models,
             labels=labels,
             responses=measured.responses[0],
             measured=measured.y[0],
             read=settings.reads,
-            recall=solution.recall,
+            stated_recall=solution.recall,
             estimated=settings.estimated,
             redundancy=settings.redundancy,
             shrinkage=settings.effective_shrinkage,
@@ -554,7 +555,7 @@ class Session:
             "index": str(self.index.path),
             "nulls": self.calibration.losses.shape[1],
             "median_loss": self.calibration.median_loss,
-            "scale": None if scale is None else scale.to_record(),
+            "scale": to_record(scale),
             "sure": scale is not None and scale.sure,
             "seconds": time.perf_counter() - begun,
         }

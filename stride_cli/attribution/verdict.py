@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from stride_cli.schema.derivation import key
+
 if TYPE_CHECKING:
     from stride_cli.attribution.nats import Nats
-    from stride_cli.schema.answer_records import JudgedRecord
 
 Word = Literal["clear", "weak", "guessing"]
 FALSE_CLEAR = 0.05  # share of null prompts that are called clear, at most
@@ -35,29 +36,22 @@ class Verdict:
     Attributes
     ----------
     word : "clear", "weak" or "guessing"
-    line : float          influence above which a document is stronger than any of all but a few null prompts
-    beyond : float        that few, as a share
-    surer : float         of null prompts, of whose response the model is as sure, as a p-value:
-                          (1 + how many) / (1 + all)
-    stronger : float      likewise with a document as strong, for its loss, as this answer's strongest
-    nulls : int           how many null prompts were asked
     """
 
     word: Word
-    line: float
-    beyond: float
-    surer: float
-    stronger: float
-    nulls: int
-
-    def to_record(self) -> JudgedRecord:
-        return {
-            "line": self.line,
-            "beyond": self.beyond,
-            "surer": self.surer,
-            "stronger": self.stronger,
-            "nulls": self.nulls,
-        }
+    line: float | None = key(
+        "influence above which a document is stronger than any of all but a few unrelated prompts, relative "
+        "to the loss; null where options make influences something else than unrelated prompts' were"
+    )
+    beyond: float = key("that few, as a share of them: at most .1")
+    surer: float = key(
+        "p-value: (1 + unrelated prompts of whose response the model is as sure) / (1 + all of them), which "
+        "is never 0"
+    )
+    stronger: float = key(
+        "p-value, likewise, of those with a document as strong, relative to the loss, as the strongest here"
+    )
+    nulls: int = key("unrelated prompts that were asked")
 
 
 @dataclass(frozen=True)

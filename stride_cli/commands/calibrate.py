@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from stride_cli.attribution.options import CalibrationOptions
 from stride_cli.commands.options import Asked, Flags, Json, with_flags
 
 if TYPE_CHECKING:
-    from stride_cli.schema.train_records import CalibrationRecord
+    from stride_cli.attribution.nats import CalibrationRecord
 
 EXAMPLE = """\b
 Examples:
@@ -36,7 +36,8 @@ def calibrate(
     if wants_json(json):
         emit(record)
         return
-    if scale := record["scale"]:
+    scale: Any = record["scale"]
+    if scale:
         found = f"of {scale['models']} models trained without a tenth of the documents"
         found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:

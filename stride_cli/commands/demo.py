@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,7 @@ def demo(
         top = record["hits"][0]["document"] if record["hits"] else None
         correct = top in prompt["documents"]
         if as_json:
-            emit({**record, "expected": prompt["documents"], "found": correct})
+            emit(replace(answer, expected=prompt["documents"], found=correct).to_record())
         elif not rows:
             from stride_cli.commands.rendering import render_answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,13 +133,12 @@ def show_answers(
     with out.opened() as take:
         bad.emit = take
         for prompt, answer in found:
-            record = {} if prompt.id is None else {"id": prompt.id}
-            record |= answer.to_record()
+            named = replace(answer, id=prompt.id)
             if verbose:
                 from stride_cli.report.explanation import explain
 
-                record["explanation"] = explain(record)
-            take(record)
+                named = replace(named, explanation=explain(named.to_record()))
+            take(named.to_record())
     return answer
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -19,7 +19,7 @@ from stride_cli.report import explanation as told
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer
-    from stride_cli.schema.answer_records import AnswerRecord, HitRecord
+    from stride_cli.schema.answer_records import HitRecord
 
 _BAR = 10
 _POOLED = 3  # of the prompts that are answered as one, those shown
@@ -82,12 +82,12 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         console.print(Text(certificate, style="dim"))
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
         console.print(Text(stages, style="dim"))
-        if answer.agreement is not None:
-            check = f"linear and exact measurement agree at r = {answer.agreement:.4f}"
+        if answer.measurement.agreement is not None:
+            check = f"linear and exact measurement agree at r = {answer.measurement.agreement:.4f}"
             console.print(Text(check, style="dim"))
 
 
-def _title(record: AnswerRecord) -> Text:
+def _title(record: Mapping[str, Any]) -> Text:
     """Show the prompt and the response; of many prompts the first few."""
 
     prompts, responses = [record["prompt"]], [record["response"]]
@@ -122,13 +122,13 @@ def _how(answer: Answer) -> str:
         found += f"; {told.found_of(recall)}"
     if answer.shrinkage is not None:
         found += ", small ones shrunk"
-    if answer.coverage < 1:
-        found += f"; {answer.coverage:.1%} of the chunks seen"
+    if answer.measurement.coverage < 1:
+        found += f"; {answer.measurement.coverage:.1%} of the chunks seen"
     return found
 
 
 def _list(
-    title: str, hits: Sequence[HitRecord], record: AnswerRecord, largest: float
+    title: str, hits: Sequence[HitRecord], record: Mapping[str, Any], largest: float
 ) -> list[RenderableType]:
 
     query = f"{record['prompt']} {record['response']}"
@@ -143,7 +143,7 @@ def _list(
     return lines
 
 
-def _heading(hit: HitRecord, record: AnswerRecord, largest: float, number: int) -> Text:
+def _heading(hit: HitRecord, record: Mapping[str, Any], largest: float, number: int) -> Text:
     """Rank, bar, share, score, document and what is special about it."""
 
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0

@@ -108,7 +108,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
     session : Session      that gave the answer
     name : str, optional   the query's id
     """
-    record: dict[str, Any] = ({} if name is None else {"id": name}) | dict(answer.to_record())
+    record = replace(answer, id=name).to_record()
     shown = from_record(record)
     if session.model.table is not None:
         picture, *pictures = _pictures(session, answer)

@@ -10,9 +10,11 @@ from stride_cli.schema.derivation import name_of, object_schema, records_of
 
 # by name: a record stands where its data is, in rooms above this one, and in research
 _MODULES = (
+    "attribution.answer",
     "schema.answer_records",
     "config",
     "schema.train_records",
+    "attribution.nats",
     "schema.index_records",
     "schema.model_records",
     "schema.audit_records",

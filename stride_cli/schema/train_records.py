@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypedDict
-
-from stride_cli.schema.answer_records import ScaleRecord
+from typing import Annotated, Literal, TypedDict
 
 
 class CheckpointRecord(TypedDict):
@@ -59,18 +57,6 @@ class TrainEstimateRecord(TypedDict):
     seconds: EstimatedSeconds
     bytes: Annotated[int, "that operators and projections will take on disk, at most"]
     timed_tokens: Annotated[int, "tokens of the first chunks, which were timed"]
-
-
-class CalibrationRecord(TypedDict):
-    schema: Literal["stride.calibration/1"]
-    index: Annotated[str, "path of the index"]
-    nulls: Annotated[int, "unrelated prompts that were asked"]
-    median_loss: Annotated[
-        float, "the model's loss on its own responses to them, median, nats per scored token"
-    ]
-    scale: NotRequired[Annotated[ScaleRecord | None, "what influences are in nats; null: not measured"]]
-    sure: NotRequired[Annotated[bool, "whether that is sure enough for answers to tell nats"]]
-    seconds: Annotated[float, "seconds"]
 
 
 class TruthRecord(TypedDict):

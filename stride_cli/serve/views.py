@@ -6,6 +6,7 @@ import io
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.frames import CsvTable
@@ -36,13 +37,12 @@ _SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
 
 def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[str, Any]:
     """Make the record that `stride query --json` prints."""
-    named = {} if name is None else {"id": name}
-    found: dict[str, Any] = {**named, **answer.to_record()}
+    named = replace(answer, id=name)
     if explain:
         from stride_cli.report.explanation import explain as explained
 
-        found["explanation"] = explained(found)
-    return found
+        named = replace(named, explanation=explained(named.to_record()))
+    return named.to_record()
 
 
 def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> PassagesRecord:

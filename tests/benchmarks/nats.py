@@ -26,6 +26,7 @@ from stride_cli.attribution.session import Session
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet
 from stride_cli.output import emit
+from stride_cli.schema.derivation import to_record
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain, store_of, subset_seeds
 from tests.benchmarks._machine import machine
@@ -74,7 +75,7 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "of": given.each,
             "models": len(others),
             "read": pipeline.settings.reads,
-            "scale": scale.to_record(),
+            "scale": to_record(scale),
             "slope": found.slope,
             "error": found.error,
             "correlation": float(np.corrcoef(*pairs)[0, 1]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import pytest
 
 from stride_cli.schema import json_schema, records
-from stride_cli.schema.derivation import name_of, object_schema
+from stride_cli.schema.derivation import key, name_of, object_schema, to_record, told
 
 
 class Part(TypedDict):
@@ -24,6 +25,41 @@ class Whole(Part):
     mask: Annotated[list[Any] | None, "ones"]
     told: Annotated[dict[str, Any], "anything"]
     value: Annotated[str | float | bool | None, "one of these"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A dataclass that is its record: `counted` is known by another name, `hidden` by none."""
+
+    schema: ClassVar[str] = "stride.held/1"
+    hidden: int
+    text: str | None = key("perhaps", lacking=True)
+
+    @told("a count", name="count")
+    def counted(self) -> int:
+        return self.hidden + 1
+
+    part: Part = key()
+    parts: list[Other] = key(optional=True)
+
+
+@dataclass(frozen=True)
+class Other:
+    mean: float | None = key("a mean")
+
+
+def test_a_dataclass_is_declared_once() -> None:
+    part = {"mean": {"type": ["number", "null"], "description": "a mean"}}
+    count = {"count": {"type": "integer", "description": "a count"}}
+    found = object_schema(Held)
+    assert name_of(Held) == "stride.held/1" and found["required"] == ["schema", "count", "part"]
+    assert list(found["properties"]) == ["schema", "text", "count", "part", "parts"]
+    assert found["properties"]["text"] == {"type": "string", "description": "perhaps"}
+    assert found["properties"]["part"]["properties"] == part | count
+    assert found["properties"]["parts"]["items"]["properties"] == part
+    held = Held(1, None, {"mean": 0.5, "count": 3}, [Other(None)])
+    record = {"schema": "stride.held/1", "count": 2, "part": held.part, "parts": [{"mean": None}]}
+    assert to_record(held) == record and list(to_record(replace(held, text="a")))[1] == "text"
 
 
 @pytest.mark.parametrize("name", records())

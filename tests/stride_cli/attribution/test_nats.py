@@ -20,6 +20,7 @@ from stride_cli.attribution.nats import (
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
+from stride_cli.schema.derivation import to_record
 
 
 @given(st.floats(1e-6, 1e6), st.integers(0, 99))
@@ -98,7 +99,7 @@ LINE, CLIMB = Nats(2.0, None, None, 0.1, 0.9, 3, 288), Nats(None, 8.0, 0.25, 0.5
 
 @pytest.mark.parametrize("scale", [LINE, CLIMB])
 def test_a_scale_comes_back_from_its_record(scale: Nats) -> None:
-    assert scale_of(scale.to_record()) == scale
+    assert scale_of(to_record(scale)) == scale
     older = {"slope": 2.0, "error": 0.1, "correlation": 0.9, "models": 3, "pairs": 288}
     assert scale_of(older) == LINE
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from index_format.reader import Index
+from stride_cli.schema.derivation import to_record
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: 
     answer = Session.open(workspace / "run.stride").query("The French Revolution began in", response=" 1789")
     scale = Nats(None, 8.0, 0.3, 0.5, 0.9, 3, 288)
     relative, bounded = answer.to_record(), replace(answer, scale=scale).to_record()
-    assert bounded["unit"] == "nats" and bounded["scale"] == scale.to_record()
+    assert bounded["unit"] == "nats" and bounded["scale"] == to_record(scale)
     for one, other in zip(relative["hits"], bounded["hits"], strict=True):
         forecast = 8 * (1 - 2 ** -((one["share"] / 0.3) ** 2))
         assert other["influence"] == pytest.approx(forecast, rel=1e-6, abs=1e-12)
@@ -147,7 +148,7 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     pipeline = Session.open(index).pipeline()
     measured = measure_scale(pipeline, 2)  # of one, the error is anybody's guess
     calibrate(pipeline, 20, measured)
-    scale = measured.to_record()
+    scale = to_record(measured)
     chunks = Index.open(index).n_chunks
     assert scale["models"] == 2 and scale["correlation"] > 0.5
     assert scale["pairs"] == 2 * (min(64, chunks - round(chunks / 10)) + round(chunks / 10))

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from stride_cli.api import Answer
+from stride_cli.attribution.answer import MeasurementRecord
 from stride_cli.attribution.verdict import Verdict
 from stride_cli.commands.rendering import render_answer
 from stride_cli.data.queries import Query
@@ -63,11 +64,9 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         passages={1: passage, 2: "Short.", 3: "Other.", 9: "Against it."},
         solution=solution,
         influences=solution,
-        method="linear",
-        agreement=None,
+        measurement=MeasurementRecord("linear", 300, None, 1.0, 1),
         seconds={"measure": 0.1},
         document_ids={1: "history/one", 2: "history/two", 3: "history/three", 9: "history/against"},
-        coverage=1.0,
     )
 
 
@@ -85,7 +84,7 @@ def together(width: int, found: Answer | None = None, **options) -> str:
 
 def test_where_numbers_come_from_is_told() -> None:
     assert "not read" not in shown(100)
-    read = together(100, replace(answer(), read=40, recall=Recall(10, 9, 0.95)))
+    read = together(100, replace(answer(), read=40, stated_recall=Recall(10, 9, 0.95)))
     assert "40 chunks read from their own gradients, others recovered from 300 subsets" in read
     assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
     assert read.count("estimated, not read") == 3  # of four hits: one has no weight at all
@@ -93,7 +92,7 @@ def test_where_numbers_come_from_is_told() -> None:
     assert "from projections, shared pairs of tokens and 300 subsets" in together(100, estimated)
     many = replace(estimated, solution=replace(estimated.solution, n_chunks=300 * 64 + 1))
     assert "estimated from projections and shared pairs of tokens" in together(100, many)
-    assert "cannot be told" in together(100, replace(answer(), read=40, recall=Recall(10, 0, 0.95)))
+    assert "cannot be told" in together(100, replace(answer(), read=40, stated_recall=Recall(10, 0, 0.95)))
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
