@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
+from stride_cli.models.spec import ModelSpec
 
 VOCABULARY = 41
 
@@ -46,7 +47,7 @@ class TableClassifier:
         self.table = table
         self.model = nn.ModuleDict({"features": features, "head": head}).requires_grad_(False).eval()
         self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
-        self.path = None
+        self.spec = ModelSpec()
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def share_inputs(self, other: TableClassifier) -> None:
