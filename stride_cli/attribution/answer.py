@@ -200,7 +200,7 @@ class Answer:
 
     @told(TEMPLATE, optional=True)
     def template(self) -> str | None:
-        return None if self.labels else self.query.form
+        return None if self.labels else self.query.form.label
 
     @told(GENERATED)
     def generated(self) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from stride_cli.data.queries import Form, Query, form_of, prompt_tokens
+from stride_cli.corpus.forms import Form
+from stride_cli.data.queries import Query, form_of, prompt_tokens
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 

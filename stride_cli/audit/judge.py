@@ -22,7 +22,8 @@ from stride_cli.audit.controls import (
 from stride_cli.audit.effect import Candidates, Effect, Shared, losses_before, measure_effects
 from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.samples import Rejected, Sample, joiner, read_documents_of, tokenize_samples
+from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
+from stride_cli.data.queries import form_of
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import progress
@@ -149,7 +150,7 @@ def audit(
     _check(session, documents)
     index, tokenizer = session.index, session.model.tokenizer
     block_size = int(index.attributes["block_size"])
-    tokenized = partial(tokenize_samples, tokenizer, block_size=block_size, joined=joiner(session.workspace))
+    tokenized = partial(tokenize_samples, tokenizer, block_size=block_size, form=form_of(session.workspace))
     items = tokenized(documents, rejected=rejected)
     documents = [item.document for item in items]
     _check(session, documents)

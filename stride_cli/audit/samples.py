@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.corpus.chunking import DocumentTokenizer, Encoded, scored_positions
-from stride_cli.corpus.documents import Document
+from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
+from stride_cli.corpus.documents import Document, content_text
+from stride_cli.corpus.forms import is_scored
 from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.data.queries import Query
-    from stride_cli.data.workspace import Workspace
+    from stride_cli.corpus.forms import Form
 
 # takes the error of an item that cannot be used, its file, line and id
 Rejected = Callable[[StrideError, str, int | None, str | None], None]
@@ -80,42 +80,24 @@ def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | No
     return list(read_documents([source], options, log=log))
 
 
-def joiner(workspace: Workspace) -> Callable[[Document], Query] | None:
-    """Choose how prompt and response are joined: in one text where the corpus has no such pairs, as queries.
-
-    None: as the index joins them.
-    """
-    from stride_cli.data.queries import form_of
-    from stride_cli.data.query_files import as_query
-
-    if form_of(workspace) != "none":
-        return None
-
-    def joined(document: Document) -> Query:
-        *before, last = content_of(document)
-        return as_query(workspace.model, "\n".join(before), response=last)
-
-    return joined
-
-
 def tokenize_samples(
     tokenizer: Any,
     documents: Sequence[Document],
     *,
     block_size: int,
-    joined: Callable[[Document], Query] | None = None,
+    form: Form | None = None,
     rejected: Rejected | None = None,
 ) -> list[Sample]:
     """Tokenise documents as an index does: `{text}` scored whole, `{prompt, response}` on the response.
 
-    `joined` is as `joiner` has it.
+    `form` is the corpus's, as of queries (`form_of`).
 
     Raises
     ------
     QueryError      no token of a document is scored; names it. `rejected` takes it instead, and there is no
                     sample of that document
     """
-    cutter = DocumentTokenizer(tokenizer, block_size=block_size)
+    cutter = DocumentTokenizer(tokenizer, block_size=block_size, form=form)
     contents = [content_of(document) for document in documents]
     flat = [content for each in contents for content in each]
     # a batch of nothing is an error to some tokenizers
@@ -123,9 +105,6 @@ def tokenize_samples(
     samples = []
     for document, each, whole in zip(documents, contents, cutter.encode_batch(documents), strict=True):
         parts = [np.asarray(next(encoded), np.int64) for _ in each]
-        if joined is not None and len(each) > 1:
-            query = joined(document)
-            whole = Encoded(query.ids, query.weights > 0)
         ids, weights = [], []
         for chunk in cutter.chunks(whole):
             weight = np.zeros(len(chunk.tokens), np.float32)
@@ -151,7 +130,7 @@ def content_of(document: Document) -> list[str]:
     if document.text is not None:
         return [document.text]
     if document.messages is not None:
-        return [message["content"] for message in document.messages]
+        return [content_text(message) for message in document.messages]
     return [document.prompt or "", document.response or ""]
 
 
@@ -160,7 +139,7 @@ def scored_parts(document: Document) -> list[bool]:
     if document.text is not None:
         return [True]
     if document.messages is not None:
-        return [message["role"] == "assistant" for message in document.messages]
+        return [is_scored(message) for message in document.messages]
     return [False, True]
 
 

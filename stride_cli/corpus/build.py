@@ -31,6 +31,7 @@ from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, chained, merged_digest
+from stride_cli.corpus.forms import Form
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
@@ -63,6 +64,7 @@ class IndexedModel:
         context: Its longest sequence in tokens, which no chunk exceeds.
         settings_fingerprint: Recorded, and compared as the others are.
         most_subsets: K at most, where none is asked for (`configuration.subsets_bound`).
+        form: That its training had, as a recorded run says; None: by the options.
     """
 
     tokenizer: Any
@@ -72,6 +74,7 @@ class IndexedModel:
     context: int | None = None
     settings_fingerprint: str | None = None
     most_subsets: int | None = None
+    form: Form | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -128,13 +131,16 @@ def build_index(
         StorageError: The disk refuses.
     """
     block_size = choose_block_size(options.block_size, model.context)
-    chunker = DocumentTokenizer(model.tokenizer, block_size=block_size)
+    form = model.form or Form.choose(model.tokenizer, options.form)
+    chunker = DocumentTokenizer(
+        model.tokenizer, block_size=block_size, form=form, skip=reading.on_bad == "skip"
+    )
     local_directory(out)
     sources = [pinned(source) for source in sources]
     part = None if options.range is None else Range.parse(options.range)
     # before anything is created, so that a missing file leaves nothing behind
     documents, log = open_documents(sources, reading, scratch=Path(out).absolute().parent, part=part)
-    settings = _settings(model, options, block_size)
+    settings = _settings(model, options, block_size, form)
     local = Path(model.path) if model.path is not None and Path(model.path).exists() else None
     key = settings_key(settings)
     with storage_errors(out), IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
@@ -153,6 +159,7 @@ def build_index(
                 "design": "regular",
                 "block_size": block_size,
                 "fingerprints": {"corpus": progress.digest, **model.fingerprints},
+                "form": form.record(),
                 "model_path": recorded_path(local, out) if local else model.path,
                 "config": {
                     "sources": _recorded_sources(sources, out),
@@ -168,7 +175,7 @@ def build_index(
     return Index.open(out)
 
 
-def _settings(model: IndexedModel, options: BuildOptions, block_size: int) -> dict[str, Any]:
+def _settings(model: IndexedModel, options: BuildOptions, block_size: int, form: Form) -> dict[str, Any]:
     """Everything but the corpus that determines an index."""
     settings = {
         "format_version": FORMAT_VERSION,
@@ -178,6 +185,7 @@ def _settings(model: IndexedModel, options: BuildOptions, block_size: int) -> di
         "degree": options.degree,
         "seed": options.seed,
         "store_text": options.store_text,
+        "form": form.record(),
     }
     if options.n_subsets is None and model.most_subsets is not None:
         settings["most_subsets"] = model.most_subsets
@@ -230,7 +238,12 @@ def append_to_index(
     )
     if grown:
         documents = itertools.islice(documents, index.n_documents, None)
-    chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"])
+    chunker = DocumentTokenizer(
+        tokenizer,
+        block_size=attributes["block_size"],
+        form=Form.recorded(attributes),
+        skip=reading.on_bad == "skip",
+    )
     options = BuildOptions(store_text=index.has("corpus/text_bytes"), commit_seconds=commit_seconds)
     key = settings_key(
         {"append_to": corpus, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
@@ -319,7 +332,7 @@ def tokenised(
                 waiting.append(batch)
                 yield batch
 
-        work = partial(_chunks_of, chunker.tokenizer, chunker.block_size)
+        work = partial(_chunks_of, chunker)
         with Workers(work, options.workers, engine=options.engine) as workers:
             for blocks in workers.in_order(tasks()):
                 yield waiting.popleft(), blocks
@@ -335,9 +348,9 @@ def tokenised(
             yield batch, blocks.result()
 
 
-def _chunks_of(tokenizer: Any, block_size: int, batch: list[Document]) -> Blocks:
+def _chunks_of(chunker: DocumentTokenizer, batch: list[Document]) -> Blocks:
     """Tokenise a batch in a worker."""
-    return DocumentTokenizer(tokenizer, block_size=block_size).chunks_of(batch)
+    return chunker.chunks_of(batch)
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from stride_cli import output
 from stride_cli.corpus.documents import Document
+from stride_cli.corpus.forms import Form, Span, is_scored, render, render_prompt
 from stride_cli.errors import CorpusError
-
-Span = tuple[int, int]  # first and after the last, of characters or tokens
-# private-use characters that stand around the contents while a chat template is taken apart
-_OPEN, _CLOSE = "\ue0a0", "\ue0a1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,15 @@ class DocumentTokenizer:
     """Tokenises documents in batches with the checkpoint's own tokenizer, and cuts them into chunks.
 
     Args:
-        tokenizer: Of transformers. Its chat template, where it has one, joins prompt and response, and
-            messages; without one the parts are joined by line breaks. Special tokens written out in a text
-            are read as such, as in training.
+        tokenizer: Of transformers. Special tokens written out in a text are read as such, as in training.
         block_size: Most tokens of a chunk.
+        form: How prompt and response, or messages, become one text; default: `Form.choose`.
+        skip: Keep a document that the template refuses, without scored tokens, and tell of it.
     """
 
-    def __init__(self, tokenizer: Any, *, block_size: int) -> None:
+    def __init__(
+        self, tokenizer: Any, *, block_size: int, form: Form | None = None, skip: bool = False
+    ) -> None:
         if block_size < 2:
             raise CorpusError(
                 f"the block size is {block_size}, expected at least 2 (a chunk's first token is not scored)",
@@ -90,28 +90,33 @@ class DocumentTokenizer:
             )
         self.tokenizer = tokenizer
         self.block_size = block_size
-        self.bos: int | None = tokenizer.bos_token_id
-        # ids need not be contiguous: there may be more than len() counts
-        highest = max(tokenizer.get_vocab().values(), default=0)
-        self.token_dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.uint32)
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+        self.form = form or Form.choose(tokenizer)
+        self.skip = skip
+        self.bos: int | None = tokenizer.bos_token_id if self.form.bos else None
         self._backend = _plain_backend(tokenizer)
-        self._scaffold = lru_cache(maxsize=256)(self._take_apart)
+
+    @cached_property
+    def token_dtype(self) -> np.dtype[Any]:
+        """The type of tokens on disk; ids need not be contiguous: there may be more than len() counts."""
+        highest = max(self.tokenizer.get_vocab().values(), default=0)
+        return np.dtype(np.uint16 if highest < 1 << 16 else np.uint32)
 
     def chunks_of(self, documents: Sequence[Document]) -> Blocks:
         """Tokenise documents and cut them; raises as `encode_batch`."""
         return self._cut(self.encode_batch(documents))
 
-    def encode_batch(self, documents: Sequence[Document]) -> list[Encoded]:
+    def encode_batch(self, documents: Sequence[Document], *, ends: bool = True) -> list[Encoded]:
         """Tokenise documents; the order is kept, and a document's result does not depend on its batch.
+
+        Args:
+            ends: See `render`.
 
         Raises:
             CorpusError: The chat template refuses a conversation, or rewrites its answers so that they cannot
                 be found again.
         """
         # 1. the text of each document, and the characters of its answers (None: all of it is scored)
-        rendered = [self._render(document) for document in documents]
+        rendered = [self._render(document, ends) for document in documents]
         texts = [text for text, _ in rendered]
         if not texts:
             return []
@@ -124,27 +129,62 @@ class DocumentTokenizer:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in encodings]
         else:
-            batch = self.tokenizer(
-                texts,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,  # no warning for a document longer than the context: chunks are not
-            )
+            batch = self._tokenised(texts)
             ids = batch["input_ids"]
         # 3. the scored tokens of each, and its BOS
         encoded = []
-        for number, (document, (_, spans)) in enumerate(zip(documents, rendered, strict=True)):
+        for number, (document, (text, spans)) in enumerate(zip(documents, rendered, strict=True)):
+            if document.tokens is not None:  # as a trainer had them
+                tokens, scored = (
+                    np.array(document.tokens[0], np.int32),
+                    np.zeros(len(document.tokens[0]), bool),
+                )
+                for first, end in document.tokens[1]:
+                    scored[max(1, first) : end] = True
+                encoded.append(Encoded(tokens, scored))
+                continue
             tokens = np.fromiter(ids[number], np.int32, len(ids[number]))
             scored = np.ones(len(tokens), bool)
             if spans is not None:
-                tokens, scored = self._score_answers(document, tokens, spans, batch, number)
+                ranges = [self._token_range(batch, number, tokens, text, span) for span in spans]
+                scored[:] = False
+                for first, end in ranges:
+                    scored[first:end] = True
+                last = max((end for _, end in ranges), default=0)
+                if last and (document.messages is None or is_scored(document.messages[-1])):
+                    # the template's text after the last answer is neither scored nor read by scored tokens
+                    tokens, scored = tokens[:last], scored[:last]
             if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
                 tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
                 scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
             encoded.append(Encoded(tokens, scored))
         return encoded
+
+    def prompt_tokens(self, document: Document) -> list[int]:
+        """Return the tokens after which the model is to answer a prompt, or the last of some messages."""
+        (ids,) = self._tokenised([render_prompt(document, self.form, self.tokenizer)])["input_ids"]
+        return list(ids) if self.bos is None or ids[:1] == [self.bos] else [self.bos, *ids]
+
+    def _render(self, document: Document, ends: bool) -> tuple[str, list[Span] | None]:
+        if document.tokens is not None:
+            return "", None
+        try:
+            return render(document, self.form, self.tokenizer, ends=ends)
+        except CorpusError as error:
+            if not self.skip:
+                raise
+            output.note(f"kept without a scored token: {error.message}")
+            return document.plain_text, []
+
+    def _tokenised(self, texts: list[str]) -> Any:
+        return self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # no warning for a document longer than the context: chunks are not
+        )
 
     def chunks(self, encoded: Encoded) -> list[Chunk]:
         """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
@@ -177,23 +217,14 @@ class DocumentTokenizer:
         tokens = np.concatenate([np.zeros(0, np.int32), *(encoded.tokens for encoded in batch)])
         return Blocks(tokens.astype(self.token_dtype), lengths, loss_starts, loss_masks, chunks_of, scored_of)
 
-    def _score_answers(
-        self, document: Document, tokens: np.ndarray, spans: list[Span], batch: Any, number: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens and scored of a conversation, up to the end of its last answer."""
-        scored = np.zeros(len(tokens), bool)
-        end = 0
-        for span in spans:
-            first, end = self._token_range(batch, number, tokens, span)
-            scored[first:end] = True
-        if end and (document.messages is None or document.messages[-1]["role"] == "assistant"):
-            # the template's text after the last answer is neither scored nor read by scored tokens
-            tokens, scored = tokens[:end], scored[:end]
-        return tokens, scored
-
-    def _token_range(self, batch: Any, number: int, tokens: np.ndarray, span: Span) -> Span:
-        """Return the tokens that hold a character of an answer, and the end-of-turn token behind it."""
+    def _token_range(self, batch: Any, number: int, tokens: np.ndarray, text: str, span: Span) -> Span:
+        """Return the tokens that hold a character of an answer; one that a prompt's end is in, too."""
         begin, stop = span
+        if not hasattr(batch, "char_to_token") or not getattr(batch, "is_fast", True):
+            # a tokenizer that tells no places: the tokens before an answer are those of the text before it
+            parts = self._tokenised([text[:begin], text[:stop]])["input_ids"]
+            start, stopped = (_shared(part, tokens) for part in parts)
+            return start, len(tokens) if stop == len(text) else stopped
         place_of = (batch.char_to_token(number, position) for position in range(begin, stop))
         # some tokenizers give no token to white space
         first = next((place for place in place_of if place is not None), None)
@@ -205,77 +236,13 @@ class DocumentTokenizer:
         # a character of several bytes can be several tokens, all with its place
         while end < len(tokens) and (place := batch.token_to_chars(number, end)) and place.start < stop:
             end += 1
-        if end < len(tokens) and int(tokens[end]) in self._special:
-            end += 1  # stopping is a part of the answer
         return first, end
 
-    def _render(self, document: Document) -> tuple[str, list[Span] | None]:
-        """Return the text to tokenise and the characters of its answers; None when all of it is scored."""
-        if document.text is not None:
-            return document.text, None
-        if document.messages is not None:
-            messages = list(document.messages)
-        else:
-            messages = [
-                {"role": "user", "content": document.prompt or ""},
-                {"role": "assistant", "content": document.response or ""},
-            ]
-        if not getattr(self.tokenizer, "chat_template", None):
-            return _join([""] + ["\n"] * (len(messages) - 1) + [""], messages)
-        text = self._apply_template(messages, document)
-        pieces = self._scaffold(tuple(message["role"] for message in messages))
-        if pieces is not None:
-            # templates write contents as they are, or without white space around them
-            for clean in (lambda content: content, str.strip):
-                cleaned = [{**message, "content": clean(message["content"])} for message in messages]
-                joined, spans = _join(pieces, cleaned)
-                if joined == text:
-                    return joined, spans
-        return text, self._spans_by_prefix(text, messages, document)
 
-    def _take_apart(self, roles: tuple[str, ...]) -> list[str] | None:
-        """Return what the template writes around the contents of messages of these roles; None if that
-        depends on the contents."""
-        marked = [{"role": role, "content": f"{_OPEN}{number}{_CLOSE}"} for number, role in enumerate(roles)]
-        try:
-            rest = self.tokenizer.apply_chat_template(marked, tokenize=False)
-        except Exception:
-            return None
-        pieces = []
-        for message in marked:
-            piece, found, rest = rest.partition(message["content"])
-            if not found:
-                return None
-            pieces.append(piece)
-        return [*pieces, rest]
-
-    def _spans_by_prefix(self, text: str, messages: list[dict[str, str]], document: Document) -> list[Span]:
-        """Find the answers of a template that depends on the contents: what each adds to the text before."""
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._apply_template(messages[:number], document, add_generation_prompt=True)
-            content = message["content"].strip()
-            begin = text.find(content, len(before)) if text.startswith(before) else -1
-            if begin < 0:
-                raise CorpusError(
-                    f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
-                    f"document '{document.id}', so its answer tokens cannot be told from the others",
-                    fix="give prompt and response as one 'text', or use a tokenizer with a plainer template",
-                )
-            spans.append((begin, begin + len(content)))
-        return spans
-
-    def _apply_template(self, messages: list[dict[str, str]], document: Document, **options: Any) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        except Exception as error:  # jinja2 errors, and whatever the template raises itself
-            raise CorpusError(
-                f"{document.source}:{document.line}: the model's chat template refuses document "
-                f"'{document.id}': {error}",
-                fix="correct the roles (most templates take user and assistant in turn), or leave it out",
-            ) from None
+def _shared(one: Sequence[int], other: Sequence[int] | np.ndarray) -> int:
+    """Count the tokens that two sequences begin with."""
+    both = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
 
 def _plain_backend(tokenizer: Any) -> Any:
@@ -287,18 +254,6 @@ def _plain_backend(tokenizer: Any) -> Any:
     kind = type(tokenizer)
     own = isinstance(tokenizer, Fast) and kind.__call__ is Fast.__call__
     return tokenizer.backend_tokenizer if own and kind._encode_plus is Fast._encode_plus else None
-
-
-def _join(pieces: Sequence[str], messages: Sequence[dict[str, str]]) -> tuple[str, list[Span]]:
-    """Write the contents between the pieces; also the characters of the assistant's."""
-    parts, spans, length = [], [], 0
-    for piece, message in zip(pieces, messages, strict=False):
-        length += len(piece)
-        if message["role"] == "assistant" and message["content"]:
-            spans.append((length, length + len(message["content"])))
-        length += len(message["content"])
-        parts += [piece, message["content"]]
-    return "".join([*parts, pieces[len(messages)]]), spans
 
 
 def _chunk(tokens: np.ndarray, scored: np.ndarray) -> Chunk:

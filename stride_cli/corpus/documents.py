@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import hashlib
+import json
 import os
 import sqlite3
 import tempfile
@@ -11,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,13 @@ _MERGED_CORPUS = b"STRIDE corpus, merged, version 1"
 MOST_ID_BYTES = 1 << 20  # ids are held by readers of an index, and written with each hit
 # of one conversation: chat templates take time that grows with the square of their number
 MOST_MESSAGES = 10_000
+_MORE = ("tools", "chat_template_kwargs", "trained_on")  # fields that are read and have no other name
+_ALIASES = {
+    **dict.fromkeys(("completion", "answer", "output", "target", "chosen"), "response"),
+    **dict.fromkeys(("question", "instruction", "input", "query"), "prompt"),
+    **dict.fromkeys(("content", "document", "body"), "text"),
+    **dict.fromkeys(("conversation", "conversations", "turns"), "messages"),
+}
 _NAME_IDS = (
     "name the field that holds the ids with --field id=NAME, or number the documents with --number-ids"
 )
@@ -132,7 +142,9 @@ class Document:
     """One document: a text, a prompt with its response, or a conversation; the other fields are None.
 
     Attributes:
-        messages: Each ``{"role": str, "content": str}``.
+        messages: Each ``{"role": str, "content": str, …}``, whole, as the chat template gets it.
+        template: What else the template gets: ``{"tools": […], …}``.
+        tokens: Token ids, and first and stop of what is scored, as a trainer had them.
         source, line: Where it was read; line from 1: the row of a table, 1 for a text file.
     """
 
@@ -140,7 +152,9 @@ class Document:
     text: str | None = None
     prompt: str | None = None
     response: str | None = None
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    template: dict[str, Any] | None = None
+    tokens: tuple[list[int], list[list[int]]] | None = None
     source: str = ""
     line: int = 0
 
@@ -150,7 +164,7 @@ class Document:
         if self.text is not None:
             return self.text
         if self.messages is not None:
-            return "\n".join(message["content"] for message in self.messages)
+            return "\n".join(map(content_text, self.messages))
         return f"{self.prompt}\n{self.response}"
 
     def digest(self, previous: bytes = b"") -> bytes:
@@ -164,13 +178,24 @@ class Document:
         elif self.messages is not None:
             parts = ["messages", self.id]
             for message in self.messages:
-                parts += [message["role"], message["content"]]
+                parts += [message["role"], content_text(message)]
         else:
             parts = ["prompt", self.id, self.prompt or "", self.response or ""]
+        plain = all(message.keys() == {"role", "content"} for message in self.messages or ())
+        if not plain or self.template or self.tokens:
+            parts.append(json.dumps([self.messages, self.template, self.tokens], sort_keys=True))
         data = [part.encode() for part in parts]
         # lengths first: no two different documents give the same bytes
         lengths = ",".join(str(len(part)) for part in data).encode()
         return hashlib.sha256(b"\n".join([previous, lengths, *data])).digest()
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message: its content, or that of its parts; empty where it has none."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content or ""
 
 
 def chained(digest: str, documents: Iterable[Document]) -> str:
@@ -207,12 +232,24 @@ class DocumentParser:
     Args:
         first_number: The next document's number, where documents are numbered and ids are not read.
         seen: Ids that are taken.
+        unread: Counts fields that are none of a document's, each with the lacking one that may be meant.
     """
 
     def __init__(
-        self, fields: Fields, max_bytes: int, number_ids: bool, first_number: int, seen: SeenIds
+        self,
+        fields: Fields,
+        max_bytes: int,
+        number_ids: bool,
+        first_number: int,
+        seen: SeenIds,
+        unread: Counter[tuple[str, str]],
     ) -> None:
         self.fields = fields
+        self.unread = unread
+        # of a field in an object, the object's
+        self.columns = list(dict.fromkeys([name.split(".")[0] for name in fields.names()] + [*_MORE]))
+        self._names = tuple(fields.names())
+        self._known = {*self.columns, *self._names}
         self.max_bytes = max_bytes
         self._number: int | None = first_number if number_ids else None
         self._ids = seen
@@ -230,6 +267,10 @@ class DocumentParser:
         if isinstance(record, Repeated):
             used = [name for name in self.fields.names() if not (numbered and name == self.fields.id)]
             _once(record, used, where, "the line")
+        for key in available or record:
+            if key not in self._known:
+                meant = meant_by(key, self._names)
+                self.unread[key, meant if meant and meant not in record else ""] += 1
         name = "" if numbered else self._read_id(record, where, available or record)
         content = self._read_content(record, where, available or record)
         return Document(id=self._claim(name, source, line), source=source, line=line, **content)
@@ -257,7 +298,7 @@ class DocumentParser:
 
     def _read_id(self, record: Mapping[str, Any], where: str, available: Iterable[str]) -> str:
         field = self.fields.id
-        value = record.get(field)
+        value = _field(record, field)
         if value is None or value == "":
             found = "an empty one" if value == "" else f"the fields {listed(available)}"
             raise bad(where, f"an id in the field '{field}'", found, _NAME_IDS)
@@ -277,7 +318,7 @@ class DocumentParser:
     ) -> dict[str, Any]:
         names = self.fields
         fields = (names.text, names.prompt, names.response, names.messages)
-        text, prompt, response, messages = (record.get(name) if name else None for name in fields)
+        text, prompt, response, messages = (_field(record, name) for name in fields)
         forms = [
             (f"'{names.text}'", text is not None),
             (f"'{names.prompt}' and '{names.response}'", prompt is not None and response is not None),
@@ -293,17 +334,52 @@ class DocumentParser:
                     raise bad(where, "text", f"null in the field '{name}'")
             fix = "name the field of the text with --field text=NAME (or prompt=, response=, messages=)"
             raise bad(where, ", or ".join(form for form, _ in forms), f"the fields {listed(available)}", fix)
+        trained = record.get("trained_on")
+        tokens = {"tokens": (trained["input_ids"], trained["scored"])} if isinstance(trained, dict) else {}
         if text is not None:
-            return {"text": _filled(text, where, f"the field '{names.text}'")}
+            return tokens | {"text": _filled(text, where, f"the field '{names.text}'")}
         if messages is not None:
-            return {"messages": _check_messages(messages, where, names.messages)}
-        return {
+            checked = _check_messages(messages, where, names.messages)
+            return tokens | {"messages": checked, "template": _template_options(record, where)}
+        return tokens | {
             "prompt": _string(prompt, where, f"the field '{names.prompt}'"),
             "response": _filled(response, where, f"the field '{names.response}'"),
         }
 
 
-def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, str], ...]:
+def _field(record: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a record, or of an object in it ("meta.text")."""
+    if name in record or "." not in name:
+        return record.get(name)
+    top, _, rest = name.partition(".")
+    inner = record.get(top)
+    return _field(inner, rest) if isinstance(inner, Mapping) else None
+
+
+@lru_cache(maxsize=1024)
+def meant_by(key: str, names: tuple[str, ...]) -> str | None:
+    """Return the name that an unknown key was perhaps meant to be."""
+    if (other := _ALIASES.get(key.lower())) in names:
+        return other
+    return next(iter(difflib.get_close_matches(key.lower(), names, 1, 0.7)), None)
+
+
+def _template_options(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Read what a chat template gets beside the messages; as TRL, tools are a list, or its JSON."""
+    tools, options = record.get("tools"), record.get("chat_template_kwargs")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise bad(where, "'tools' to be a list of objects", "broken JSON") from None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(x, Mapping) for x in tools)):
+        raise bad(where, "'tools' to be a list of objects", type_name(tools))
+    if options is not None and not isinstance(options, Mapping):
+        raise bad(where, "'chat_template_kwargs' to be an object", type_name(options))
+    return {**({"tools": tools} if tools else {}), **(options or {})} or None
+
+
+def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list):
         raise bad(where, f"the field '{field}' to be a list of {{role, content}}", type_name(messages))
     if len(messages) > MOST_MESSAGES:
@@ -314,12 +390,22 @@ def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, st
         if not isinstance(message, Mapping):
             raise bad(where, f"{what} to be an object {{role, content}}", type_name(message))
         if isinstance(message, Repeated):
-            _once(message, ("role", "content"), where, what)
-        role = _filled(message.get("role"), where, f"'role' of {what}")
-        checked.append(
-            {"role": role, "content": _string(message.get("content"), where, f"'content' of {what}")}
-        )
-    if not any(message["content"].strip() for message in checked):
+            _once(message, message.names, where, what)
+        _filled(message.get("role"), where, f"'role' of {what}")
+        # tables have null where JSON has no field, and templates would print it
+        whole = {key: value for key, value in message.items() if value is not None}
+        content = whole.get("content")
+        parts = content if isinstance(content, list) else []
+        if not (parts and all(isinstance(part, Mapping) for part in parts)) and (
+            content is not None or not whole.get("tool_calls")
+        ):
+            _string(content, where, f"'content' of {what}")
+        _string(content_text(whole), where, f"'content' of {what}")
+        for name in ("train", "loss", "weight"):
+            if whole.get(name, 0) not in (0, 1):
+                raise bad(where, f"'{name}' of {what} to be 0 or 1, or true or false", repr(whole[name])[:40])
+        checked.append(whole)
+    if not any(content_text(message).strip() or message.get("tool_calls") for message in checked):
         raise _empty(where, f"the field '{field}'")
     return tuple(checked)
 

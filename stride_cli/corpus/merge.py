@@ -92,6 +92,7 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
                 "design": attributes["design"],
                 "block_size": attributes["block_size"],
                 "fingerprints": {**attributes["fingerprints"], "corpus": corpus},
+                **({"form": attributes["form"]} if "form" in attributes else {}),
                 "model_path": None if model is None else first.seen_from(place, model),
                 "config": _merged_config(parts, place, exact=exact),
                 "counts": {name: sum(part.counts[name] for part in parts) for name in counted},
@@ -243,6 +244,7 @@ def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
         "number of subsets K": (design.n_subsets, "--subsets"),
         "degree d": (design.degree, "--degree"),
         "chunk length": (index.attributes["block_size"], "--block-size"),
+        "form": ((form := index.attributes.get("form")) and form["name"], "--form"),
         "keeping of texts": (texts, "build all parts with --no-text, or all without"),
         "type of the tokens": (index.array("corpus/tokens").dtype.name, "build all parts with one release"),
     }

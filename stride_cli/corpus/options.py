@@ -113,6 +113,7 @@ class BuildOptions(DesignOptions):
 
     Attributes
     ----------
+    form : of prompts with responses and of messages (`forms.Form`); None: chat where there is a template
     seed : of the design
     store_text : whether the index keeps the documents' texts (queries show passages either way, decoded from
         tokens)
@@ -124,6 +125,12 @@ class BuildOptions(DesignOptions):
         that); 0: after every batch
     """
 
+    form: str | None = option(
+        None,
+        "How training had prompts with responses, and messages: in the chat template, joined (concat), or "
+        "joined and scored whole (text); default: chat where there is a template, else line by line.",
+        choices=("text", "concat", "chat"),
+    )
     seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1, panel=MORE)
     store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text", panel=MORE)
     range: str | None = option(

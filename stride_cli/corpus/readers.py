@@ -120,7 +120,7 @@ def open_documents(
     log.bytes_total = None if None in sizes else sum(size or 0 for size in sizes)
     seen = SeenIds(known_ids, scratch)
     parser = DocumentParser(
-        options.fields, options.max_document_bytes, options.number_ids, first_number, seen
+        options.fields, options.max_document_bytes, options.number_ids, first_number, seen, log.unread
     )
     return _read(found, part, parser, log), log
 

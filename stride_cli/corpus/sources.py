@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stride_cli import output
-from stride_cli.corpus.documents import bad
+from stride_cli.corpus.documents import bad, listed
 from stride_cli.corpus.options import Share
 from stride_cli.errors import CorpusError, first_line, require_extra
 from stride_cli.hub import HubAddress, hub_api, hub_errors, is_hub_address, split_and_config
@@ -69,12 +70,14 @@ class ReadLog:
     Attributes:
         skipped: Records left out so far.
         bytes_total: Bytes of all sources on disk; None where one has no size (stdin, a pipe).
+        unread: How many records have which other fields, each with the lacking one that may be meant.
     """
 
     def __init__(self, on_bad: str = "error", tell: Callable[[str], None] = output.note) -> None:
         self.on_bad = on_bad
         self.skipped = 0
         self.bytes_total: int | None = None
+        self.unread: Counter[tuple[str, str]] = Counter()
         self._tell = tell
         self._bytes_before = 0
         self._position: Callable[[], int] | None = None
@@ -89,7 +92,10 @@ class ReadLog:
             self._tell(f"skipped {error.message}")
 
     def finish(self) -> None:
-        """Tell how many records were left out in all."""
+        """Tell how many records were left out in all, and which fields were perhaps meant to be read."""
+        for (key, meant), count in self.unread.items():
+            if meant:
+                self._tell(f"{listed([key])} of {count:,} records is not read (is '{meant}' meant?)")
         if self.skipped:
             self._tell(f"skipped {self.skipped} bad record{'s' if self.skipped > 1 else ''} in all")
 

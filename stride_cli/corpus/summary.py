@@ -63,6 +63,7 @@ def describe(index: Index, path: Location) -> IndexInfoRecord:
         "texts": index.has("corpus/text_bytes"),
         "operators": _operators(index) if index.has("operators") else None,
         "truth": _truth(index) if index.has("truth") else None,
+        "form": stated("form"),
         "fingerprints": index.attributes["fingerprints"],
         "model_path": stated("model_path"),
         "created_by": stated("created_by"),

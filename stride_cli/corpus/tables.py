@@ -8,6 +8,7 @@ texts of a dictionary-encoded row group until its end.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
         # 1. columns that are fields of documents, and the rows of this share
         with _damage(source, 1):
             table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
-            names = _wanted(table.columns, parser.fields.names(), source.name)
+            names = _wanted(table.columns, [*parser.columns, *parser.fields.names()], source.name)
         n_rows = table.n_rows
         first, stop = (0, n_rows) if source.share is None else source.share.of(n_rows)
         # 2. each row as a line of JSON would have it, up to the bytes of a document
@@ -218,12 +219,15 @@ class _Row:
         self.taken = 0
 
     def take(self, scalar: Any, name: str) -> Any:
-        """Convert a value as a line of JSON would have it; of a message, its role and content."""
+        """Convert a value as a line of JSON would have it."""
         if not scalar.is_valid:
             return None
+        if hasattr(scalar.type, "extension_name"):  # JSON, as `datasets` writes what differs between rows
+            text = self.take(scalar.value, name)
+            return json.loads(text) if scalar.type.extension_name == "arrow.json" else text
         if hasattr(scalar, "keys"):
             self.taken += _VALUE_BYTES
-            return {key: self.take(scalar[key], name) for key in ("role", "content") if key in scalar}
+            return {key: self.take(scalar[key], name) for key in scalar}
         if hasattr(scalar, "values"):
             if len(scalar.values) > MOST_MESSAGES:
                 raise too_many_messages(self._where, name, len(scalar.values))

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.characters import check_text, shortened
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.documents import Document
+from stride_cli.corpus.forms import PLAIN, Form, joiner, template_of
 from stride_cli.data.batches import Batch, pad_batch
-from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError
+from stride_cli.output import note
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.causal_lm import CausalLM
-
-
-# how a prompt is put to the model: in the tokenizer's chat template; on a line of its own, as a corpus of
-# prompts with responses is tokenised where there is no template; or as it stands, with the response behind it
-Form = Literal["chat", "lines", "none"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Query:
     ids : (T,) int64               prompt and response
     weights : (T,) float32         1 at the response's scored tokens, else 0
     generated : bool               True where the model wrote the response itself
-    form : "chat", "lines", "none" how the prompt was put to the model
+    form : Form                    how prompt and response became one text
     parts : of Part                what its loss is made of; none: it is one sequence, `ids`
     comparison : Comparison        with what else might have been said, or None
     count : int                    prompts that are asked as one; theirs are a line each
@@ -74,7 +73,7 @@ class Query:
     ids: np.ndarray
     weights: np.ndarray
     generated: bool
-    form: Form = "none"
+    form: Form = PLAIN
     parts: tuple[Part, ...] = ()
     comparison: Comparison | None = None
     count: int = 1
@@ -163,14 +162,15 @@ def build_query(
     response: str | None = None,
     span: str | None = None,
     max_new_tokens: int = 16,
-    form: Form = "none",
+    form: Form = PLAIN,
 ) -> Query:
     """Tokenise a prompt and its response; without a response, the model continues greedily.
 
     Parameters
     ----------
     prompt : str
-    response : str, optional     a given continuation; a space is put between where neither side has one
+    response : str, optional     a given continuation: prompt and response are tokenised as one text, and a
+                                 token that holds the end of the prompt counts as response
     span : str, optional         score only this part of the response (its first occurrence)
     max_new_tokens : int         length of a generated continuation
     form : see `form_of`
@@ -193,13 +193,14 @@ def build_queries(
     asked: Sequence[Mapping[str, Any]],
     *,
     max_new_tokens: int = 16,
-    form: Form = "none",
+    form: Form = PLAIN,
 ) -> list[Query | StrideError]:
     """`build_query` of several prompts, whose continuations are written together where they may be.
 
     Parameters
     ----------
-    asked : of "prompt" and, where there are, "response", "span" and "instead" (`compared`)
+    asked : of "prompt" and, where there are, "messages" in its place (of a conversation, whose next turn is
+        asked for), "response", "span" and "instead" (`compared`)
 
     Returns
     -------
@@ -207,9 +208,10 @@ def build_queries(
     """
     found: dict[int, Query | StrideError] = {}
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
+    cutter = DocumentTokenizer(model.tokenizer, block_size=max(2, model.context_length), form=form)
     for number, each in enumerate(asked):
         try:
-            begun[number] = _begun(model, each, form)
+            begun[number] = _begun(model, cutter, each)
         except (QueryError, NumericalError) as error:
             found[number] = error
     open_ended = [number for number in begun if asked[number].get("response") is None]
@@ -220,20 +222,23 @@ def build_queries(
         try:
             if isinstance(own, StrideError):
                 raise own
-            query = _finished(model, each["prompt"], each.get("response"), form, prompt_ids, own)
+            if own is None:
+                query = _given(model, cutter, each, each["response"])
+            else:
+                query = _generated(model, form, each["prompt"], prompt_ids, own)
             if each.get("span") is not None:
-                query = _narrowed(model, query, each["span"], len(prompt_ids))
+                query = _narrowed(model, query, each["span"])
             if each.get("instead") is not None:
-                query = _against(model, query, each["instead"], prompt_ids)
+                query = _against(model, cutter, each, query)
             found[number] = query
         except (QueryError, NumericalError) as error:
             found[number] = error
     return [found[number] for number in range(len(asked))]
 
 
-def _begun(model: CausalLM, asked: Mapping[str, Any], form: Form) -> list[int]:
+def _begun(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any]) -> list[int]:
     """The tokens of a prompt, after which there is room for a continuation where none is given."""
-    prompt, response = asked["prompt"], asked.get("response")
+    prompt, response, form = asked["prompt"], asked.get("response"), cutter.form
     if asked.get("instead") is not None and asked.get("span") is not None:
         raise QueryError(
             "a comparison is of the first token in which two responses differ, and a span is another part of "
@@ -245,7 +250,9 @@ def _begun(model: CausalLM, asked: Mapping[str, Any], form: Form) -> list[int]:
             check_text(asked[what], f"the {what}")
     if not prompt.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
-    prompt_ids = prompt_tokens(model, prompt, form)
+    if form.label == "none" and prompt[-1].isspace():
+        note("the prompt ends in white space, which the model takes as the beginning of the response")
+    prompt_ids = prompt_tokens(model, prompt, form, asked.get("messages"))
     if not prompt_ids:
         raise _unknown("prompt")
     if response is None and model.context_length <= len(prompt_ids):
@@ -253,45 +260,58 @@ def _begun(model: CausalLM, asked: Mapping[str, Any], form: Form) -> list[int]:
     return prompt_ids
 
 
-def _finished(
-    model: CausalLM,
-    prompt: str,
-    response: str | None,
-    form: Form,
-    prompt_ids: list[int],
-    written: list[int] | None,
-) -> Query:
-    """The query of a prompt's tokens and its response, or the continuation that the model wrote."""
-    generated = response is None
-    if response is None:
-        response_ids = written or []
-        response = str(model.tokenizer.decode(response_ids, skip_special_tokens=True))
-        if not response_ids:
-            raise QueryError(
-                "the model ends right after this prompt: there is no continuation to attribute",
-                fix="give one with --response TEXT",
-            )
-    else:
-        if not response.strip():
-            raise QueryError(
-                "the response is empty (expected some text)", fix="leave --response out to generate"
-            )
-        if form == "none" and not prompt[-1:].isspace() and not response[:1].isspace():
-            response = " " + response
-        response_ids = _encode(model, response)
-    joined = np.asarray(prompt_ids + response_ids, dtype=np.int64)
-    if len(joined) > model.context_length:
-        raise _too_long(model, len(prompt_ids), len(response_ids))
-    weights = np.zeros(len(joined), dtype=np.float32)
+def _document(prompt: str, messages: Sequence[Mapping[str, Any]] | None, response: str | None) -> Document:
+    """The document that a corpus would have of a query: scored on the response alone."""
+    if messages is None:
+        return Document("", prompt=prompt, response=response)
+    turns = [{**message, "train": False} for message in messages]
+    if response is not None:
+        turns.append({"role": "assistant", "content": response})
+    return Document("", messages=tuple(turns))
+
+
+def _generated(model: CausalLM, form: Form, prompt: str, prompt_ids: list[int], written: list[int]) -> Query:
+    """The query of a prompt and the continuation that the model wrote."""
+    if not written:
+        raise QueryError(
+            "the model ends right after this prompt: there is no continuation to attribute",
+            fix="give one with --response TEXT",
+        )
+    response = str(model.tokenizer.decode(written, skip_special_tokens=True))
+    ids = np.asarray(prompt_ids + written, dtype=np.int64)
+    weights = np.zeros(len(ids), dtype=np.float32)
     weights[max(1, len(prompt_ids)) :] = 1.0
+    return Query(prompt, response, ids, weights, True, form)
+
+
+def _given(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any], response: str) -> Query:
+    """The query of a prompt and a response, as the corpus has them where it has them."""
+    if not response.strip():
+        raise QueryError("the response is empty (expected some text)", fix="leave --response out to generate")
+    prompt, form = asked["prompt"], cutter.form
+    if form.name != "chat" and form.between is None:
+        response = joiner(prompt, response) + response
+    try:
+        (encoded,) = cutter.encode_batch([_document(prompt, asked.get("messages"), response)], ends=False)
+    except CorpusError as error:
+        raise QueryError(error.message.removeprefix(":0: "), fix=error.fix or "") from None
+    ids, weights = encoded.tokens.astype(np.int64), encoded.scored.astype(np.float32)
+    if len(ids) > model.context_length:
+        raise _too_long(model, int((weights == 0).sum()), int(weights.sum()))
     if not weights.any():
         raise _unknown("response")
-    return Query(prompt, response, joined, weights, generated, form)
+    return Query(prompt, response, ids, weights, False, form)
 
 
-def _narrowed(model: CausalLM, query: Query, span: str, n_prompt: int) -> Query:
+def _narrowed(model: CausalLM, query: Query, span: str) -> Query:
     """Score only the response tokens that overlap the span's characters."""
-    begin = query.response.find(span)
+    first = int(np.argmax(query.weights > 0))
+
+    def said(stop: int) -> str:
+        return str(model.tokenizer.decode(query.ids[first:stop].tolist(), skip_special_tokens=True))
+
+    # the tokens of a response may begin with the end of its prompt
+    begin = said(len(query.ids)).find(span) if span in query.response else -1
     if not span or begin < 0:
         raise QueryError(
             f"the span {shortened(repr(span), 200)} is not in the response "
@@ -300,9 +320,8 @@ def _narrowed(model: CausalLM, query: Query, span: str, n_prompt: int) -> Query:
         )
     weights = np.zeros_like(query.weights)
     before = ""
-    for position in range(n_prompt, len(query.ids)):
-        written = query.ids[n_prompt : position + 1].tolist()
-        text = str(model.tokenizer.decode(written, skip_special_tokens=True))
+    for position in range(first, len(query.ids)):
+        text = said(position + 1)
         if len(before) < begin + len(span) and len(text) > begin:
             weights[position] = query.weights[position]
         before = text
@@ -311,18 +330,19 @@ def _narrowed(model: CausalLM, query: Query, span: str, n_prompt: int) -> Query:
     return replace(query, weights=weights)
 
 
-def _against(model: CausalLM, query: Query, instead: str, prompt_ids: list[int]) -> Query:
+def _against(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any], query: Query) -> Query:
     """The query, compared with another response to its prompt."""
+    instead = asked["instead"]
     check_text(instead, "what the response is compared with")
     if not instead.strip():
         raise QueryError(
             "what the response is compared with is empty (expected some text)", fix='--instead "some text"'
         )
-    other = _finished(model, query.prompt, instead, query.form, prompt_ids, None)
+    other = _given(model, cutter, asked, instead)
     decode, end = model.tokenizer.decode, model.tokenizer.eos_token_id
     found = compared(query, other, lambda token: str(decode([token])), end)
     if len(found.parts[0].ids) > model.context_length:  # an end was appended
-        raise _too_long(model, len(prompt_ids), len(found.parts[0].ids) - len(prompt_ids))
+        raise _too_long(model, len(found.parts[0].ids) - 1, 1)
     return found
 
 
@@ -341,48 +361,44 @@ def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
 
     Parameters
     ----------
-    chat : True: as the corpus's prompts with responses (in the chat template, where there is one or the
-        corpus has none of them); False: as they stand; None: as most of the corpus
+    chat : True: as the corpus's prompts with responses (in the chat template, where the corpus has none of
+        them); False: as they stand; None: as most of the corpus
     """
-    if workspace.model.table is not None or chat is False:
-        return "none"
+    if workspace.model.table is not None:
+        return PLAIN
+    tokenizer = workspace.model.tokenizer
+    form = Form.recorded(workspace.index.attributes)
+    if form is None or (form.name == "chat" and not template_of(tokenizer)):
+        form = Form.choose(tokenizer)
+    plain = replace(PLAIN, bos=form.bos)
     counts = workspace.index.attributes.get("counts") or {}
     conversations, documents = (counts.get(name) for name in ("conversations", "documents"))
     if not isinstance(conversations, int) or not isinstance(documents, int):
         conversations, documents = 0, 1
-    if chat is None and 2 * conversations <= documents:
-        return "none"
-    has_template = getattr(workspace.model.tokenizer, "chat_template", None)
-    return "lines" if conversations and not has_template else "chat"
+    if chat is False or (chat is None and 2 * conversations <= documents):
+        return plain
+    if not conversations:
+        return replace(Form.choose(tokenizer), name="chat", bos=form.bos)
+    return replace(form, name="concat") if form.name == "text" else form
 
 
 def check_template(model: CausalLM) -> None:
     """QueryError where the model has no chat template to put a prompt in."""
-    if not getattr(model.tokenizer, "chat_template", None):
+    if not template_of(model.tokenizer):
         raise QueryError(
             "--chat needs a tokenizer with a chat template, and this model's has none",
             fix="leave --chat out: the corpus has no prompts with responses either",
         )
 
 
-def prompt_tokens(model: CausalLM, prompt: str, form: Form = "none") -> list[int]:
-    """Token ids of a prompt, as the model is asked it."""
-    start = model.tokenizer.bos_token_id
-    if form == "chat":
+def prompt_tokens(
+    model: CausalLM, prompt: str, form: Form = PLAIN, messages: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """Token ids of a prompt, or of messages, as the model is asked it."""
+    if form.name == "chat":
         check_template(model)
-        ids = list(
-            model.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-            )
-        )
-        # a corpus has one in front of every document, whether the template writes it or not
-        return ids if start is None or ids[:1] == [start] else [start, *ids]
-    ids = _encode(model, f"{prompt}\n" if form == "lines" else prompt)
-    return [start, *ids] if start is not None else ids
-
-
-def _encode(model: CausalLM, text: str) -> list[int]:
-    return list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    cutter = DocumentTokenizer(model.tokenizer, block_size=2, form=form)
+    return cutter.prompt_tokens(_document(prompt, messages, None))
 
 
 def _too_long(model: CausalLM, prompt: int, response: int) -> QueryError:

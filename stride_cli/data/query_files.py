@@ -11,7 +11,8 @@ from stride_cli.corpus.documents import type_name
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.data.queries import Form, Query
+    from stride_cli.corpus.forms import Form
+    from stride_cli.data.queries import Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.classifier.classifier_model import ClassifierModel
@@ -71,9 +72,9 @@ def read_queries(
     from stride_cli.data.queries import check_template, form_of
 
     block_size, form = int(workspace.index.attributes["block_size"]), form_of(workspace, chat)
-    if form == "chat":
+    if form.name == "chat":
         check_template(model)
-    return read_texts(model, path, block_size=block_size, number_ids=number_ids, plain=form == "none")
+    return read_texts(model, path, block_size=block_size, number_ids=number_ids, form=form)
 
 
 def as_query(
@@ -84,7 +85,7 @@ def as_query(
     span: str | None = None,
     instead: str | None = None,
     max_new_tokens: int = 16,
-    form: Form = "none",
+    form: Form | None = None,
 ) -> Query:
     """The query that a prompt is, or a row of a classifier; see `Session.query`, `form_of`."""
     texts = {"response": response, "span": span, "instead": instead}
@@ -99,15 +100,16 @@ def as_queries(
     asked: Sequence[Mapping[str, Any]],
     *,
     max_new_tokens: int = 16,
-    form: Form = "none",
+    form: Form | None = None,
 ) -> list[Query | StrideError]:
     """`as_query` of several records ("prompt", perhaps "response", "span", "instead"), or its error."""
+    from stride_cli.corpus.forms import PLAIN
     from stride_cli.data.queries import Query, build_queries
 
     own: Any = model
     if model.table is None:
         texts = [each for each in asked if not isinstance(each["prompt"], Query)]
-        built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form))
+        built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form or PLAIN))
     else:
         built = iter(_of_rows(own, asked))
     return [each["prompt"] if isinstance(each["prompt"], Query) else next(built) for each in asked]
@@ -134,7 +136,7 @@ def read_texts(
     *,
     block_size: int,
     number_ids: bool = False,
-    plain: bool = False,
+    form: Form | None = None,
 ) -> QuerySet:
     """Queries from a file of documents, tokenised as an index tokenises its corpus.
 
@@ -146,8 +148,7 @@ def read_texts(
     path : JSON Lines (also compressed) or Parquet
     block_size : int      most tokens of a query
     number_ids : bool     call them 0, 1, …, whatever ids they have
-    plain : bool          a response goes on where its prompt ends, as in a corpus that has no such pairs, and
-                          as `stride query` asks its model
+    form : Form           of prompts with responses, and of messages; default: `Form.choose`
 
     Raises
     ------
@@ -162,21 +163,17 @@ def read_texts(
     from stride_cli.data.query_set import QuerySet
 
     named_file(path)
-    cutter = DocumentTokenizer(model.tokenizer, block_size=block_size)
+    cutter = DocumentTokenizer(model.tokenizer, block_size=block_size, form=form)
     stream, _ = open_documents([str(path)], ReadOptions(number_ids=number_ids))
     documents = list(stream)
     if not documents:
         raise CorpusError(f"{path}: there is no query in it", fix='one object a line: {"id": …, "text": …}')
     ids, weights = [], []
     for document, encoded in zip(documents, cutter.encode_batch(documents), strict=True):
-        if plain and document.prompt is not None:
-            query = as_query(model, document.prompt, response=document.response)
-            tokens, scored = query.ids, query.weights
-        else:
-            tokens = np.asarray(encoded.tokens, np.int64)
-            scored = np.zeros(len(tokens), np.float32)
-            for chunk in cutter.chunks(encoded)[:1]:  # more are refused
-                scored[scored_positions(chunk)] = 1.0
+        tokens = np.asarray(encoded.tokens, np.int64)
+        scored = np.zeros(len(tokens), np.float32)
+        for chunk in cutter.chunks(encoded)[:1]:  # more are refused
+            scored[scored_positions(chunk)] = 1.0
         if len(tokens) > block_size:
             raise QueryError(
                 f"{path}: query '{document.id}' has {len(tokens)} tokens (expected at most {block_size}, a "

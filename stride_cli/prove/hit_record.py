@@ -79,7 +79,7 @@ def verify_hit(
         "index": str(index.path),
         "prompt": query.prompt,
         "response": query.response,
-        "template": None if table is not None else query.form,
+        "template": None if table is not None else query.form.label,
         "generated": query.generated,
         "documents": [
             {

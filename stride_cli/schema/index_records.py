@@ -46,6 +46,7 @@ class IndexInfoRecord(IndexSummary):
     texts: Annotated[bool, "whether the documents' texts are in the index"]
     operators: Annotated[dict[str, Any] | None, "how they were fitted; null: stride train has not been run"]
     truth: Annotated[dict[str, Any] | None, "models retrained on random subsets; null where there are none"]
+    form: Annotated[dict[str, Any] | None, "how prompts and responses became text; null: it is not recorded"]
     fingerprints: Annotated[dict[str, Any], "SHA-256 of corpus, tokenizer, model and its settings, hex"]
     model_path: Annotated[str | None, "where the model is, from the index's directory; or its hub id"]
     created_by: Annotated[str | None, "program and version"]

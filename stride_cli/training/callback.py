@@ -27,8 +27,10 @@ from stride_cli.models.loading import model_fingerprint
 from stride_cli.output import note
 from stride_cli.training.recording import (
     CORPUS,
+    RUN,
     Recorded,
     RecordedOrder,
+    collated,
     lora_rank,
     refuse_other_adapters,
     whole_model,
@@ -36,7 +38,6 @@ from stride_cli.training.recording import (
 )
 from stride_cli.training.run_directory import RunDirectory, refuse_existing, save_model
 
-RUN = "stride_run.json"
 _ORDER_RULE = (
     "order/epoch-NNN.npy: the examples of each pass, by number (int64), in the order they were drawn"
 )
@@ -95,7 +96,7 @@ class StrideCallback(TrainerCallback):
         # the run directory is named by the corpus, which is not read before it is written
         staged = self._out.with_name(self._out.name + f".{CORPUS}")
         make_directory(staged.parent)
-        corpus = write_corpus(examples, tokenizer, staged)
+        corpus = write_corpus(examples, tokenizer, staged, collated(loader))
         try:
             recipe = _recipe(args, state, model, tokenizer, corpus)
             if (left := _unfinished.pop(self._out.absolute(), None)) is not None:
@@ -189,6 +190,7 @@ def _arguments(args: TrainingArguments, corpus: Recorded) -> dict[str, Any]:
         "run_version": 1,
         "by": "transformers.Trainer",
         "documents": corpus.documents,
+        "form": corpus.form.record(),
         "examples_per_step": _examples_per_step(args),
         "arguments": told,
     }

@@ -15,6 +15,7 @@ from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.corpus.forms import Form
     from stride_cli.corpus.readers import ReadOptions
 
 
@@ -26,6 +27,7 @@ def build_index(
     out: str | Path,
     options: BuildOptions | None = None,
     reading: ReadOptions | None = None,
+    form: Form | None = None,
 ) -> Index:
     """Index a corpus for a model: chunks, design matrix, fingerprints. For a classifier, its training rows.
 
@@ -36,6 +38,7 @@ def build_index(
         Or a classifier's directory, with one file of examples as the source.
     options : BuildOptions
     reading : ReadOptions
+    form : that a recorded training had
 
     Raises
     ------
@@ -71,6 +74,7 @@ def build_index(
         context=context_length(spec),
         settings_fingerprint=settings_fingerprint(spec),
         most_subsets=most_subsets(spec),
+        form=form,
     )
     return build.build_index(sources, indexed, out, options, reading or ReadOptions())
 
@@ -101,7 +105,11 @@ def build_index_of_run(
     options = options or BuildOptions()
     if options.block_size is None:
         options = replace(options, block_size=found.block_size)
-    built = build_index(found.sources, model=found.model, out=out, options=options, reading=reading)
+    if found.form is not None and options.form is not None:
+        raise UsageError("--form is what the training recorded, and --from-run reads it", fix="leave it out")
+    built = build_index(
+        found.sources, model=found.model, out=out, options=options, reading=reading, form=found.form
+    )
     recipe = read_recipe(found.model)
     assert recipe is not None
     check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
@@ -114,7 +122,8 @@ def _refuse_options_of_text(options: BuildOptions, reading: ReadOptions) -> None
     from stride_cli.options import entries, refuse_foreign
 
     given = {
-        name: getattr(options, name) for name in ("block_size", "store_text", "range", "workers", "engine")
+        name: getattr(options, name)
+        for name in ("block_size", "form", "store_text", "range", "workers", "engine")
     }
     given |= {name: getattr(reading, name) for name in entries(ReadOptions)}
     given |= {name: getattr(reading.fields, name) for name in entries(Fields)}

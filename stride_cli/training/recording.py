@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 import json
+import random
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from index_format.durable import replacing
-from stride_cli.corpus.documents import EMPTY_CORPUS, chained
+from stride_cli.corpus.chunking import DocumentTokenizer
+from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained
+from stride_cli.corpus.forms import PLAIN, Form, template_of
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.output import note
 
 CORPUS = "corpus.jsonl"
+RUN = "stride_run.json"
 _ANSWERS = ("response", "completion")  # TRL calls it the latter
-_COMPARED = 100  # examples of tokens whose texts are tokenised again
+_COMPARED = 100  # examples whose tokens are compared with those of every form
+_TEXTS = ("text", "prompt", "messages")
 _COLUMNS = "text, prompt with response or completion, messages, or input_ids"
+
+Tokens = tuple[list[int], list[list[int]]]  # ids, and first and stop of what is scored
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A corpus that was written: how many documents, and its fingerprint (an index's of it)."""
+    """A corpus that was written: how many documents, its fingerprint (an index's of it), and its form."""
 
     documents: int
     fingerprint: str
+    form: Form
 
 
-def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Path) -> Recorded:
+def write_corpus(
+    examples: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    path: Path,
+    trained: Callable[[int], Tokens] | None = None,
+) -> Recorded:
     """Write the examples of a dataset as JSON Lines, in its order: document i is example i.
 
     An example has a text, a prompt with its response or completion, or messages (both in TRL's ways); one
     that has been tokenised already is decoded, its prompt being what its labels leave out. Ids are those of a
     column "id" of different strings or numbers, else row numbers.
+
+    Parameters
+    ----------
+    trained : gives the tokens of example i, and which are scored, as the trainer has them; they are what an
+        index gets. Without it: by the tokenizer, in the form of a corpus
 
     Raises
     ------
@@ -46,7 +66,6 @@ def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Pa
     CorpusError     one is empty, or no text (names the line, which is the row from 1)
     """
     ids = _ids(examples)
-    decoded = False
     with replacing(path) as fresh, fresh.open("x", encoding="utf-8") as out:
         for row in range(len(examples)):
             example = examples[row]
@@ -57,12 +76,89 @@ def write_corpus(examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Pa
                     f"example {row} of the training dataset has {has} (expected {_COLUMNS})",
                     fix="give the dataset as it was before it was tokenised: StrideCallback(out, dataset=…)",
                 )
-            decoded = decoded or ("input_ids" in example and "text" in record and "text" not in example)
+            if trained is not None:
+                tokens, scored = trained(row)
+                record["trained_on"] = {"input_ids": tokens, "scored": scored}
             out.write(json.dumps({"id": ids[row] if ids else str(row), **record}) + "\n")
-    if decoded:
-        _compare(examples, tokenizer)
-    documents = read_documents([str(path)], ReadOptions(max_document_bytes=1 << 40))
-    return Recorded(len(examples), chained(EMPTY_CORPUS, documents))
+    reading = ReadOptions(max_document_bytes=1 << 40)
+    digest = chained(EMPTY_CORPUS, read_documents([str(path)], reading))
+    decoded = len(examples) > 0 and "input_ids" in examples[0] and not {*examples[0]} & {*_TEXTS}
+    form = find_form(list(islice(read_documents([str(path)], reading), _COMPARED)), tokenizer, decoded)
+    return Recorded(len(examples), digest, form)
+
+
+def collated(loader: Any) -> Callable[[int], Tokens]:
+    """Return what gives an example as the trainer's own collator does, each alone; no random state changes.
+
+    Raises
+    ------
+    UsageError      on the call: several texts are packed in one example, or it has no token ids
+    """
+
+    def tokens(row: int) -> Tokens:
+        example = loader.dataset[row]
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002
+        with torch.random.fork_rng(devices=[]):
+            batch = loader.collate_fn([example])
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if isinstance(example, Mapping) and len(example.get("seq_lengths") or ()) > 1:
+            raise UsageError(f"example {row} is several texts, packed", fix="train with packing=False")
+        if "input_ids" not in batch or len(batch["input_ids"]) != 1:
+            raise UsageError(f"the collator makes no token ids of example {row}", fix="train on text alone")
+        ids, labels = (
+            torch.as_tensor(batch.get(key, batch["input_ids"]))[0] for key in ("input_ids", "labels")
+        )
+        seen = batch.get("attention_mask")
+        kept = torch.ones_like(ids) > 0 if seen is None else torch.as_tensor(seen)[0] > 0
+        scored = torch.nn.functional.pad((labels[kept] != -100).int(), (1, 1)).diff()
+        starts, stops = ((scored == sign).nonzero().flatten().tolist() for sign in (1, -1))
+        return ids[kept].tolist(), [list(span) for span in zip(starts, stops, strict=True)]
+
+    return tokens
+
+
+def find_form(documents: Sequence[Document], tokenizer: Any, decoded: bool = False) -> Form:
+    """Find the form in which a trainer had documents: the one whose tokens are most often the trainer's.
+
+    What it has beyond the last answer (an end of text), or was cut off, is no difference. Of documents that
+    were decoded from tokens, a conversation is known by the tokens that the template begins with.
+    """
+    with_tokens = [each for each in documents if each.tokens is not None]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    if not with_tokens:
+        return Form.choose(tokenizer)
+    begins = any(each.tokens[0][:1] == [bos] for each in with_tokens if each.tokens)
+    forms = [replace(PLAIN, bos=begins, between=between) for between in ("", None, "\n")]
+    if template_of(tokenizer):
+        now = datetime.now().isoformat(timespec="minutes")
+        forms.append(
+            Form("chat", bos=begins, clock=now if "strftime_now" in template_of(tokenizer) else None)
+        )
+    alike = {form: sum(_alike(each, tokenizer, form, decoded) for each in with_tokens) for form in forms}
+    best = max(forms, key=alike.__getitem__)
+    if left := len(with_tokens) - alike[best]:
+        how = "the chat template" if best.name == "chat" else "that form: prompt and response joined"
+        note(
+            f"warning: {left} of {len(with_tokens)} examples are not what their texts give in {how}; the "
+            "index gets the trainer's tokens, but prompts are asked so"
+        )
+    return replace(best, source="run")
+
+
+def _alike(document: Document, tokenizer: Any, form: Form, decoded: bool) -> bool:
+    """Tell whether a form gives a document the tokens that the trainer had."""
+    assert document.tokens is not None
+    had = document.tokens[0]
+    cutter = DocumentTokenizer(tokenizer, block_size=2, form=form, skip=True)
+    if decoded and form.name == "chat":
+        one, other = (cutter.prompt_tokens(Document("", prompt=text)) for text in "a7")
+        frame = next(n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        return frame > (one[0] == cutter.bos) and had[:frame] == one[:frame]
+    (encoded,) = cutter.encode_batch([replace(document, tokens=None)])
+    tokens = encoded.tokens.tolist()
+    same = min(len(tokens), len(had))
+    return bool(same > 1 and tokens[:same] == had[:same])
 
 
 def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
@@ -79,7 +175,8 @@ def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None
     prompt = example.get("prompt")
     answer = next((example[name] for name in _ANSWERS if example.get(name) is not None), None)
     if example.get("messages") is not None:
-        return {"messages": _messages(example["messages"])}
+        tools = {key: example[key] for key in ("tools", "chat_template_kwargs") if example.get(key)}
+        return {"messages": _messages(example["messages"]), **tools}
     if prompt is not None and answer is not None:
         if isinstance(prompt, str) and isinstance(answer, str):
             return {"prompt": prompt, "response": answer}
@@ -92,9 +189,11 @@ def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None
 
 
 def _messages(messages: Sequence[Any]) -> list[Any]:
-    """Keep role and content of each; anything else stays as it is, and the reader refuses it."""
+    """Leave out the nulls that a table has where a message has no field."""
     return [
-        {"role": each.get("role"), "content": each.get("content")} if isinstance(each, Mapping) else each
+        {key: value for key, value in each.items() if value is not None}
+        if isinstance(each, Mapping)
+        else each
         for each in messages
     ]
 
@@ -114,32 +213,14 @@ def _decoded(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     return {"text": tokenizer.decode(tokens, skip_special_tokens=True)}
 
 
-def _compare(examples: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
-    """Warn where decoded texts are not tokenised to the same tokens again."""
-    special = set(tokenizer.all_special_ids)
-    other = 0
-    for example in islice(iter(examples), _COMPARED):
-        record = _decoded(example, tokenizer)
-        if "text" in record:
-            again = tokenizer(record["text"], add_special_tokens=False)["input_ids"]
-            seen = example.get("attention_mask")
-            seen = [1] * len(example["input_ids"]) if seen is None else seen
-            was = [int(token) for token, there in zip(example["input_ids"], seen, strict=True) if there]
-            other += again != [token for token in was if token not in special]
-    if other:
-        note(
-            f"warning: of {min(_COMPARED, len(examples))} examples {other} are not tokenised as they were "
-            "trained on once they are texts: give StrideCallback(out, dataset=…) the texts"
-        )
-
-
 @dataclass(frozen=True)
 class RecordedRun:
-    """The sources, model and block size from which a recorded training's index is built."""
+    """The sources, model, block size and form from which a recorded training's index is built."""
 
     sources: list[str]
     model: str
     block_size: int
+    form: Form | None
 
 
 def find_run(directory: str | Path) -> RecordedRun:
@@ -163,7 +244,8 @@ def find_run(directory: str | Path) -> RecordedRun:
             f"the training in '{directory}' did not record its corpus",
             fix=f"give it: stride index build CORPUS --model {directory}",
         )
-    return RecordedRun(sources, str(directory), recipe.block_size)
+    told = json.loads((directory / RUN).read_text()) if (directory / RUN).is_file() else {}
+    return RecordedRun(sources, str(directory), recipe.block_size, Form.recorded(told))
 
 
 class RecordedOrder:

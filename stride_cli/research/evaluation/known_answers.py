@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.data.queries import Form, build_query, prompt_tokens
+from stride_cli.corpus.forms import Form
+from stride_cli.data.queries import build_query, prompt_tokens
 from stride_cli.errors import QueryError, located
 from stride_cli.output import progress
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
+from stride_cli.corpus.forms import Form
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.hub import is_hub_address
@@ -52,7 +53,8 @@ def stored_documents(
     """
     require_stored_text(index)
     chunks = ChunkReader(index)
-    cutter = DocumentTokenizer(tokenizer, block_size=int(index.attributes["block_size"]))
+    form = Form.recorded(index.attributes)
+    cutter = DocumentTokenizer(tokenizer, block_size=int(index.attributes["block_size"]), form=form)
     turns: dict[str, Document] | None = None
     for number in numbers:
         name, text = index.document_id(number), index.document_text(number)

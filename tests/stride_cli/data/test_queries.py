@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from stride_cli.data.queries import Form, build_queries, build_query, form_of, pooled
+from stride_cli.corpus.forms import Form
+from stride_cli.data.queries import build_queries, build_query, form_of, pooled
 from stride_cli.errors import QueryError
 
 
@@ -17,8 +18,10 @@ class Letters:
     bos_token_id, eos_token_id = 0, None
     chat_template = None
 
-    def __call__(self, text: str, **_) -> dict:
-        return {"input_ids": [ord(letter) % 60 + 1 for letter in text]}
+    all_special_ids, all_special_tokens = (), ()
+
+    def __call__(self, texts: list[str], **_) -> dict:
+        return {"input_ids": [[ord(letter) % 60 + 1 for letter in text] for text in texts]}
 
     def decode(self, ids, **_) -> str:
         return "x" * len(ids)
@@ -27,8 +30,8 @@ class Letters:
 class Speller(Letters):
     """Decodes what it encoded."""
 
-    def __call__(self, text: str, **_) -> dict:
-        return {"input_ids": [ord(letter) for letter in text]}
+    def __call__(self, texts: list[str], **_) -> dict:
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
 
     def decode(self, ids, **_) -> str:
         return "".join(chr(token) for token in ids)
@@ -77,7 +80,7 @@ def test_the_context_is_filled_but_not_overrun(model) -> None:
         ("a\0b", {}, "NUL"),
         ("a", {"response": "  "}, "the response is empty"),
         ("a", {"response": "b", "span": "c"}, "the span 'c' is not in the response"),
-        ("a", {"form": "chat"}, "chat template"),
+        ("a", {"form": Form("chat")}, "chat template"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_a_remedy(
@@ -110,12 +113,12 @@ def workspace_of(model, counts: dict | None, *, table=None):
 )
 def test_prompts_are_put_as_the_corpus_is(model, counts, chat, template, form) -> None:
     model.tokenizer.chat_template = template
-    assert form_of(workspace_of(model, counts), chat) == form
-    assert form_of(workspace_of(model, counts, table=1), chat) == "none"
+    assert form_of(workspace_of(model, counts), chat).label == form
+    assert form_of(workspace_of(model, counts, table=1), chat).label == "none"
 
 
-@pytest.mark.parametrize(("template", "form"), [(True, "chat"), (False, "lines")])
-def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> None:
+@pytest.mark.parametrize("form", [Form("chat"), Form(between="\n"), Form()])
+def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
     from stride_cli.attribution.nulls import _around
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.documents import Document
@@ -124,15 +127,14 @@ def test_a_query_is_tokenised_as_its_document_is(template: bool, form: Form) -> 
     tokenizer = train_bpe(
         ["What is it? It is a lamp, and no oil is in it."], vocab_size=300, context_length=64
     )
-    tokenizer.chat_template = tokenizer.chat_template if template else None
     asker = SimpleNamespace(tokenizer=tokenizer, context_length=64, generate_each=lambda prompts, count: [])
     document = Document("d", prompt="What is it?", response="It is a lamp.")
-    (encoded,) = DocumentTokenizer(tokenizer, block_size=64).encode_batch([document])
+    (encoded,) = DocumentTokenizer(tokenizer, block_size=64, form=form).encode_batch([document])
     query = build_query(asker, "What is it?", response="It is a lamp.", form=form)
-    ends = int(template)  # the document says that the answer ends
+    ends = int(form.name == "chat")  # the document says that the answer ends
     np.testing.assert_array_equal(query.ids, encoded.tokens[: len(encoded.tokens) - ends])
     np.testing.assert_array_equal(query.weights, encoded.scored[: len(query.ids)])
-    assert query.form == form and query.response == "It is a lamp."
+    assert query.form == form and query.response.strip() == "It is a lamp."
     before, behind = _around(asker, form)
     inside = tokenizer("What is it?", add_special_tokens=False)["input_ids"]
     assert [*before, *inside, *behind] == query.ids[: len(query.ids) - int(query.weights.sum())].tolist()

@@ -41,7 +41,7 @@ def test_a_response_goes_on_where_the_corpus_has_it_so(
     """Right after its prompt where documents are plain text, else as the pairs of the corpus stand."""
     task = corpus_of(task_and_queries[0], pairs=pairs)
     form = form_of(task)
-    assert (form == "none") != pairs
+    assert (form.label == "none") != pairs
     found = read_queries(task, written(tmp_path, PAIR))
     asked = as_query(task.model, PAIR["prompt"], response=PAIR["response"], form=form)
     where = len(asked.ids)  # a document may end in a token that says so
@@ -68,7 +68,7 @@ def test_a_model_without_a_template_is_asked_on_lines_where_the_corpus_has_pairs
     task = task_and_queries[0]
     monkeypatch.setattr(task.model.tokenizer, "chat_template", None)
     some, none = corpus_of(task, pairs=1), corpus_of(task, pairs=False)
-    assert [form_of(some, chat) for chat in (True, False, None)] == ["lines", "none", "none"]
+    assert [form_of(some, chat).label for chat in (True, False, None)] == ["lines", "none", "none"]
     with pytest.raises(QueryError, match="template"):  # and where it has none, there is nothing to go by
         as_query(task.model, "The French Revolution", response="1789", form=form_of(none, True))
     with pytest.raises(QueryError, match="template"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from stride_cli import api
 from stride_cli.corpus.options import BuildOptions
@@ -67,6 +68,17 @@ def make_trainer(folder: Path, tokenizer: Any, data: Any, callback: Any, **chang
     return trainer
 
 
+class Forgetting(TrainerCallback):
+    """Forgets the examples that were looked at before the first step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **given):
+        if not state.global_step:
+            self.trainer.rows.clear()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, documents, tokenizer) -> tuple[Path, Any]:
     """A recorded training, and the trainer that made it."""
@@ -77,6 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, documents, tokenizer) -> tuple
     trainer = make_trainer(
         folder, tokenizer, data, StrideCallback(folder / "run", dataset=data, checkpoints=1)
     )
+    trainer.add_callback(Forgetting(trainer))
     trainer.train()
     return folder / "run", trainer
 
@@ -90,7 +103,10 @@ def test_a_training_is_recorded_whole(run, documents) -> None:
     }  # fmt: skip
     assert [path.name for path in out.parent.iterdir() if path.name.startswith("run")] == ["run"]
     lines = (out / "corpus.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == documents
+    records = [json.loads(line) for line in lines]
+    tokens = [record.pop("trained_on") for record in records]
+    assert records == documents
+    assert [each["input_ids"] for each in tokens] == trainer.train_dataset["input_ids"]
     recipe = read_recipe(out)
     assert recipe is not None and recipe.kind == "recorded" and recipe.base is None and recipe.steps == STEPS
     assert recipe.corpus["documents"] == len(documents) and recipe.adam_lr == 1e-3
@@ -147,8 +163,6 @@ def test_an_index_needs_nothing_else(run, tmp_path: Path) -> None:
 
 @trains
 def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
     from stride_cli import StrideCallback
 
     class Killed(TrainerCallback):
@@ -198,11 +212,14 @@ def test_what_cannot_be_recorded_is_refused_before_the_first_step(
         ({"text": "a b"}, {"text": "a b"}),
         ({"prompt": "a", "completion": "b"}, {"prompt": "a", "response": "b"}),
         ({"prompt": [ASKED], "completion": [TOLD]}, {"messages": [ASKED, TOLD]}),
-        ({"messages": [{**ASKED, "name": None}]}, {"messages": [ASKED]}),
+        (
+            {"messages": [{**ASKED, "name": None}, {**TOLD, "weight": 0}]},
+            {"messages": [ASKED, {**TOLD, "weight": 0}]},
+        ),
     ],
 )
-def test_examples_of_every_form_become_documents(tmp_path: Path, example, expected) -> None:
-    found = write_corpus([example], None, tmp_path / "corpus.jsonl")
+def test_examples_of_every_form_become_documents(tokenizer, tmp_path: Path, example, expected) -> None:
+    found = write_corpus([example], tokenizer, tmp_path / "corpus.jsonl")
     assert json.loads((tmp_path / "corpus.jsonl").read_text()) == {"id": "0", **expected}
     assert found.documents == 1
 

@@ -1,0 +1,284 @@
+"""Turn documents and prompts into the text that a model reads, and say which characters of it are scored."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Literal
+
+from stride_cli.corpus.documents import Document, content_text
+from stride_cli.errors import CorpusError, UsageError
+
+Span = tuple[int, int]  # first and after the last, of characters or tokens
+NAMES = ("text", "concat", "chat")
+CLOCK = "2024-07-26T00:00:00"  # the day that Llama 3's templates write where they are told none
+_MARK = "\ue0a1"  # a private-use character behind the contents that a template is given
+_PLAIN_KEYS = {"role", "content", "name", "weight", "train", "loss"}
+_MASKS = ("train", "loss", "weight")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_ENDS_WORD = re.compile(r"[^\W_][,;:!?]?$")
+# scripts that put no space between words, by the first word of their letters' Unicode names
+_UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Says how a prompt and its response, or messages, become one text.
+
+    Attributes:
+        name: "text": joined, and scored whole; "concat": joined, and scored on the answers; "chat": in the
+            tokenizer's chat template, and scored on the answers.
+        between: Joins them outside of a template; None: a space, only between words of scripts with spaces.
+        clock: Date and time (ISO) that the template is told; None: it asks for none.
+        bos: False: no BOS is put in front where the text has none.
+        source: "corpus", "option" or "run": by what it was decided.
+    """
+
+    name: Literal["text", "concat", "chat"] = "concat"
+    between: str | None = None
+    clock: str | None = None
+    bos: bool = True
+    source: str = "corpus"
+
+    @classmethod
+    def choose(cls, tokenizer: Any, name: str | None = None) -> Form:
+        """Choose the form of a corpus: `name`, else chat where there is a template, else line by line.
+
+        Raises:
+            UsageError: "chat", and the tokenizer has no template.
+        """
+        template = template_of(tokenizer)
+        if name == "chat" and not template:
+            raise UsageError(
+                "--form chat needs a tokenizer with a chat template, and this model's has none",
+                fix="give --form concat (or text), or the tokenizer that the model was trained with",
+            )
+        made = cls(source="corpus" if name is None else "option")
+        if name in ("text", "concat"):
+            return replace(made, name=name)  # type: ignore[arg-type]
+        if not template:
+            return replace(made, between="\n")
+        return replace(made, name="chat", clock=CLOCK if "strftime_now" in template else None)
+
+    @classmethod
+    def recorded(cls, attributes: Mapping[str, Any]) -> Form | None:
+        """Read the form of an index; None of one that was built before it was recorded."""
+        found = attributes.get("form")
+        return cls(**found) if isinstance(found, Mapping) else None
+
+    def record(self) -> dict[str, Any]:
+        """Return it as an index records it."""
+        return asdict(self)
+
+    @property
+    def label(self) -> str:
+        """Name the form as answers do: "chat", "lines" (a line break between), or "none" (as it stands)."""
+        return "chat" if self.name == "chat" else "lines" if self.between else "none"
+
+
+PLAIN = Form()  # a response behind its prompt
+
+
+def template_of(tokenizer: Any, form: Form | None = None) -> str:
+    """Return the chat template of a tokenizer, in which `form`'s clock has stopped; empty: there is none."""
+    found = getattr(tokenizer, "chat_template", None)
+    if isinstance(found, Mapping):  # by name
+        found = found.get("default") or next(iter(found.values()), None)
+    return _stopped(str(found or ""), form.clock if form else None)
+
+
+@lru_cache(maxsize=16)
+def _stopped(template: str, clock: str | None) -> str:
+    if clock is None:
+        return template
+    now = datetime.fromisoformat(clock)
+    return _NOW.sub(lambda found: repr(now.strftime(found[2])), template)
+
+
+def joiner(left: str, right: str) -> str:
+    """Return what stands between two texts: a space only between words of scripts that have spaces."""
+    before = _ENDS_WORD.search(left[-2:])
+    if not before or not right[:1].isalnum() or (before[0].isdigit() and right[0].isdigit()):
+        return ""
+    return "" if _unspaced(before[0][0]) or _unspaced(right[0]) else " "
+
+
+def _unspaced(letter: str) -> bool:
+    return ord(letter) > 0x7F and unicodedata.name(letter, "").split(" ")[0].split("-")[0] in _UNSPACED
+
+
+def messages_of(document: Document) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, or of a prompt with its response."""
+    if document.messages is not None:
+        return list(document.messages)
+    asked = {"role": "user", "content": document.prompt or ""}
+    if document.response is None:
+        return [asked]
+    return [asked, {"role": "assistant", "content": document.response}]
+
+
+def is_scored(message: Mapping[str, Any]) -> bool:
+    """Tell whether a message is trained on: as its `train`, `loss` or `weight` says, else by its role."""
+    said = next((message[name] for name in _MASKS if message.get(name) is not None), None)
+    return message["role"] == "assistant" if said is None else bool(said)
+
+
+def unprinted(tokenizer: Any, form: Form, documents: Iterable[Document]) -> list[str]:
+    """List the fields of messages that neither the template prints nor a mask is, one for each message."""
+    template = template_of(tokenizer) if form.name == "chat" else ""
+    keys = (key for each in documents if each.messages for message in each.messages for key in message)
+    return [key for key in keys if key not in _PLAIN_KEYS and key not in template]
+
+
+def render(
+    document: Document, form: Form, tokenizer: Any, *, ends: bool = True
+) -> tuple[str, list[Span] | None]:
+    """Return the text to tokenise, and the characters of its answers; None when all of it is scored.
+
+    Args:
+        ends: With an answer goes the token that the template ends it with: stopping is a part of it.
+
+    Raises:
+        CorpusError: The template refuses the document, or rewrites its answers.
+    """
+    if document.text is not None:
+        return document.text, None
+    messages = messages_of(document)
+    if form.name == "chat":
+        return _templated(messages, document, form, tokenizer, ends)
+    text, spans = "", []
+    for number, message in enumerate(messages):
+        content = content_text(message)
+        if number:
+            text += joiner(text, content) if form.between is None else form.between
+        if is_scored(message) and content:
+            spans.append((len(text), len(text) + len(content)))
+        text += content
+    return text, None if form.name == "text" else spans
+
+
+def render_prompt(document: Document, form: Form, tokenizer: Any) -> str:
+    """Return the text after which the model is to answer."""
+    if form.name == "chat":
+        return _apply(messages_of(document), document, form, tokenizer, add_generation_prompt=True)
+    return render(document, replace(form, name="text"), tokenizer)[0] + (form.between or "")
+
+
+def _templated(
+    messages: list[dict[str, Any]], document: Document, form: Form, tokenizer: Any, ends: bool
+) -> tuple[str, list[Span]]:
+    """Render messages by the template, and find the answers in what it wrote."""
+    text = _apply(messages, document, form, tokenizer)
+    wanted = [number for number, message in enumerate(messages) if is_scored(message)]
+    # 1. the template says itself what the assistant wrote
+    template = template_of(tokenizer, form)
+    if ends and _GENERATION.search(template):
+        marks = _generated(messages, document, template, tokenizer)
+        answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(marks) == len(answers):
+            return text, [mark for number, mark in zip(answers, marks, strict=True) if number in wanted]
+    # 2. a mark behind each content shows where the template put it, white space around it or not
+    spans: dict[int, Span | None] = {}
+    simple = [n for n in wanted if messages[n].keys() <= _PLAIN_KEYS and messages[n].get("content")]
+    contents = {n: messages[n]["content"] for n in simple if isinstance(messages[n]["content"], str)}
+    for cores in (contents, {n: content.rstrip() for n, content in contents.items()}):
+        marked = [
+            {**each, "content": cores[n] + _MARK} if n in cores else each for n, each in enumerate(messages)
+        ]
+        pieces = _apply(marked, document, form, tokenizer).split(_MARK) if cores else []
+        if "".join(pieces) == text and len(pieces) == len(cores) + 1:
+            place = 0
+            for (number, core), piece in zip(cores.items(), pieces, strict=False):
+                begin, place = place, place + len(piece)
+                spans[number] = _left_of(core, text, place, begin)
+            break
+    # 3. else what the template adds to the messages before
+    for number in wanted:
+        if spans.get(number) is None and (number not in contents or contents[number].strip()):
+            spans[number] = _by_prefix(text, messages, number, document, form, tokenizer)
+    found = [span for number in wanted if (span := spans.get(number)) and span[0] < span[1]]
+    end_of = _end_token(tokenizer).match
+    stops = [stop.end() if ends and (stop := end_of(text, last)) else last for _, last in found]
+    return text, [(first, stop) for (first, _), stop in zip(found, stops, strict=True)]
+
+
+@lru_cache(maxsize=4)
+def _end_token(tokenizer: Any) -> re.Pattern[str]:
+    """Match what ends a turn: a special token; or the one that ends a text, behind white space too."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    known = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+    end = getattr(tokenizer, "eos_token", None)
+    return re.compile(f"(?:{known or '(?!)'})" + (rf"|\s+{re.escape(end)}" if end else ""))
+
+
+def _left_of(core: str, text: str, place: int, begin: int) -> Span | None:
+    """Find what the template left of a content that ends at `place`; None: it was rewritten."""
+    kept = 0
+    while kept < min(len(core), place - begin) and core[-1 - kept] == text[place - 1 - kept]:
+        kept += 1
+    # templates leave out white space, and reasoning up to the tag that ends it
+    dropped = core[: len(core) - kept].rstrip()
+    return None if dropped and not dropped.endswith((">", "]")) else (place - kept, place)
+
+
+def _by_prefix(
+    text: str, messages: list[dict[str, Any]], number: int, document: Document, form: Form, tokenizer: Any
+) -> Span:
+    """Find an answer as what its message adds to the prompt of the messages before it."""
+    message = messages[number]
+    before = _apply(messages[:number], document, form, tokenizer, add_generation_prompt=True)
+    begin = -1
+    if text.startswith(before):
+        if message.keys() <= _PLAIN_KEYS and isinstance(message.get("content"), str):
+            core = message["content"].strip()
+            begin = text.find(core, len(before))
+            if begin >= 0:
+                return begin, begin + len(core)
+        else:
+            after = _apply(messages[: number + 1], document, form, tokenizer).rstrip()
+            if text.startswith(after):
+                return len(before), len(after)
+    raise CorpusError(
+        f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
+        f"document '{document.id}', so its answer tokens cannot be told from the others",
+        fix="give it as one 'text', use a tokenizer with a plainer template, or give --on-bad skip",
+    )
+
+
+def _apply(
+    messages: Sequence[Mapping[str, Any]], document: Document, form: Form, tokenizer: Any, **options: Any
+) -> str:
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                chat_template=template_of(tokenizer, form),
+                **{**(document.template or {}), **options},
+            )
+        )
+    except Exception as error:  # jinja2 errors, and whatever the template raises itself
+        raise CorpusError(
+            f"{document.source}:{document.line}: the model's chat template refuses document "
+            f"'{document.id}': {error}",
+            fix="correct the roles (most templates take user and assistant in turn), or leave it out",
+        ) from None
+
+
+def _generated(
+    messages: list[dict[str, Any]], document: Document, template: str, tokenizer: Any
+) -> list[Span]:
+    """Return the characters between the template's generation marks."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    options = {**tokenizer.special_tokens_map, **(document.template or {})}
+    _, marks = render_jinja_template(
+        [messages], chat_template=template, return_assistant_tokens_mask=True, **options
+    )
+    return [(int(first), int(stop)) for first, stop in marks[0]]
