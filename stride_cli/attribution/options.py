@@ -182,13 +182,15 @@ class FormatOptions(Options):
     Attributes
     ----------
     format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv", one row a hit
-        (``stride.hit_row/1``). None: lines of JSON, or text on a terminal
+        (``stride.hit_row/1``); "tokens", those of the query, and which are scored. None: lines of JSON, or
+        text on a terminal
     """
 
     format: str | None = option(
         None,
-        "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
-        choices=("json", "jsonl", "csv"),
+        "jsonl: a record a line, as --json; json: one array; csv: one row a hit; tokens: no answer, but what "
+        "the model reads and which tokens are scored.",
+        choices=("json", "jsonl", "csv", "tokens"),
         listed=True,
     )
 

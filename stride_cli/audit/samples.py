@@ -16,8 +16,8 @@ from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:
-    from stride_cli.corpus.readers import ReadOptions
     from stride_cli.corpus.forms import Form
+    from stride_cli.corpus.readers import ReadOptions
 
 # takes the error of an item that cannot be used, its file, line and id
 Rejected = Callable[[StrideError, str, int | None, str | None], None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from index_format.location import Location, local_directory, locate
 from stride_cli import errors, output
-from stride_cli.characters import one_line
+from stride_cli.characters import one_line, printable
 from stride_cli.commands.completion import complete_index
 from stride_cli.commands.options import (
     AdapterPath,
@@ -26,7 +26,7 @@ from stride_cli.commands.options import (
     with_flags,
 )
 from stride_cli.commands.panels import CommandLine, example
-from stride_cli.commands.tables import next_step, show_record
+from stride_cli.commands.tables import next_step, print_tokens, show_record
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.options import entries
 from stride_cli.permissions import Permissions
@@ -281,32 +281,51 @@ def _verified(path: Location) -> list[Problem]:
 
 
 @app.command(
-    short_help="Write documents, chunks or subsets as JSON Lines.",
+    short_help="Show documents, and the tokens that training saw.",
     epilog=example(
-        "stride index export documents --index run.stride > documents.jsonl",
-        "stride index export chunks --index run.stride | jq .subsets",
+        "stride index show doc-17 --tokens",
+        "stride index show --index run.stride > documents.jsonl",
+        "stride index show --tokens --json | jq -c '.tokens[].scored'",
     ),
 )
-def export(
-    what: Annotated[
-        Literal["documents", "chunks", "subsets"],
-        typer.Argument(metavar="WHAT", help="documents, chunks or subsets.", show_default=False),
-    ],
+def show(
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DOC...]", help="Ids of documents; default: all.", show_default=False),
+    ] = None,
+    *,
     index: IndexPath = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show tokens, which of them are scored, form, clock and subsets.")
+    ] = False,
+    model: ModelPath = None,
+    json: Json = False,
 ) -> None:
-    """Write documents with their texts, chunks with tokens and subsets, or subsets with their chunks.
-
-    Its arrays, operators and retrained losses too, are a Zarr v3 group that any Zarr reader opens.
-    """
-    from stride_cli.corpus.summary import EXPORTS
+    """Show documents as the index has them: their texts, or their tokens, and which of these are scored."""
+    from stride_cli.corpus.summary import document_records
     from stride_cli.data.workspace import open_index
+    from stride_cli.models.kinds import kind_of_index
+    from stride_cli.models.language.tokenizer import load_tokenizer
+    from stride_cli.models.loading import path_of_model
+    from stride_cli.prove.verify_hit import find_documents
 
     opened = open_index(find_index(index))
-    records, count = EXPORTS[what]
-    with output.progress(f"writing {what}", count(opened), unit=what) as ticker:
-        for record in records(opened):
+    tokenizer: Any = None
+    if tokens:
+        tokenizer = (
+            0 if kind_of_index(opened) == "classifier" else load_tokenizer(model or path_of_model(opened))
+        )
+    numbers = find_documents(opened, documents).tolist() if documents else range(opened.n_documents)
+    as_json = output.wants_json(json)
+    for record in document_records(opened, numbers, tokenizer=tokenizer):
+        if as_json:
             output.emit(record)
-            ticker.advance()
+            continue
+        print(one_line(f"{record['document']}: chunks {record['chunks'][0]} to {record['chunks'][1] - 1}"))
+        for chunk in record.get("tokens", ()):
+            print_tokens(chunk, record["form"])
+        if not tokens and record["text"] is not None:
+            print(printable(record["text"]))
 
 
 def _report(index: Index, path: Location, begin: float, json: bool) -> None:

@@ -29,12 +29,14 @@ from stride_cli.commands.prompts import (
     read_prompts,
     rows_or_prompts,
 )
-from stride_cli.errors import UsageError
+from stride_cli.errors import StrideError, UsageError
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.session import Session
     from stride_cli.attribution.sharing import SharedSession
     from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.schema.index_records import QueryTokensRecord
 
 
 EXAMPLE = """\b
@@ -49,6 +51,7 @@ Examples:
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
   stride query --file prompts.jsonl --workers 4 --json > answers.jsonl
+  stride query "The capital of France is" --response "Paris" --format tokens
   stride query 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -111,12 +114,42 @@ def query(
 
         session = api.open(where)
         prompts = rows_or_prompts(session, prompts, texts, file, given)
+        if out.format == "tokens":
+            _show_tokens(session, prompts, options, given, json)
+            return
         if pool:
             found = answered_as_one(session, prompts, options, bad, given)
         else:
             found = answered(session, prompts, options, bad, given, together=None if text is None else 1)
     show_answers(found, out, bad, verbose=options.check)
     bad.leave()
+
+
+def _show_tokens(
+    session: Session, prompts: Iterable[Prompt], options: QueryOptions, given: Mapping[str, Any], json: bool
+) -> None:
+    """Show the tokens of every query, and which of them are scored."""
+    from stride_cli.commands.tables import print_tokens
+    from stride_cli.corpus.summary import shown_tokens
+
+    for prompt in prompts:
+        if isinstance(prompt.asked, StrideError):
+            raise prompt.asked
+        (query,) = session.build([{**given, **prompt.asked}], options)
+        if isinstance(query, StrideError):
+            raise query
+        shown = shown_tokens(query.ids, query.weights > 0, session.model.tokenizer)
+        if not output.wants_json(json):
+            print_tokens(shown, query.form.record())
+            continue
+        record: QueryTokensRecord = {
+            "schema": "stride.query_tokens/1",
+            "prompt": query.prompt,
+            "response": query.response,
+            "form": query.form.record(),
+            **shown,
+        }
+        output.emit(record)
 
 
 def show_answers(

@@ -35,6 +35,21 @@ def text(found: str) -> Text:
     return Text(one_line(found))
 
 
+def print_tokens(shown: Mapping[str, Any], form: Mapping[str, Any] | None) -> None:
+    """Print tokens, the scored ones in green and underlined, and the form that they are in."""
+    from rich.text import Text
+
+    line = Text()
+    for piece, scored in zip(shown["pieces"] or map(str, shown["ids"]), shown["scored"], strict=True):
+        written = one_line(piece).replace(" ", "·") or "∅"
+        line.append(f"[{written}]" if scored else written, style="green" if scored else "dim")
+        line.append("" if shown["pieces"] else " ")
+    output.console().print(line)
+    told = [f"{name}: {value!r}" for name, value in (form or {}).items() if value is not None]
+    about = f"{sum(shown['scored'])} of {len(shown['ids'])} tokens are scored, in brackets"
+    output.console().print(text("; ".join([about, *told])), style="dim")
+
+
 def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
     """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed; of one value no error is known."""
     if found.get("mean") is None:

@@ -188,34 +188,37 @@ class DocumentTokenizer:
 
     def chunks(self, encoded: Encoded) -> list[Chunk]:
         """Cut a document into contiguous blocks of block_size tokens, without overlap; the tail is kept."""
-        size = self.block_size
-        starts = range(0, len(encoded.tokens), size)
-        return [_chunk(encoded.tokens[at : at + size], encoded.scored[at : at + size]) for at in starts]
+        cut = self._cut([encoded])
+        places = range(0, len(encoded.tokens), self.block_size)
+        return [
+            Chunk(encoded.tokens[at : at + self.block_size], int(start), cut.loss_masks.get(number))
+            for number, (at, start) in enumerate(zip(places, cut.loss_starts, strict=True))
+        ]
 
     def _cut(self, batch: Sequence[Encoded]) -> Blocks:
         """Cut all documents of a batch at once; a text costs no Python for each of its chunks."""
-        # 1. all chunks have block_size tokens but the last of each document; all but the first token score
+        # 1. all chunks have block_size tokens but the last of each document
         sizes = np.array([len(encoded.tokens) for encoded in batch], np.int64)
         chunks_of = -(-sizes // self.block_size)
-        lengths = np.full(int(chunks_of.sum()), self.block_size, np.int64)
         ends = np.cumsum(chunks_of)
+        lengths = np.full(int(chunks_of.sum()), self.block_size, np.int64)
         some = sizes > 0
         lengths[ends[some] - 1] = (sizes - (chunks_of - 1) * self.block_size)[some]
-        loss_starts = np.ones(len(lengths), np.int32)
-        loss_masks = {}
-        scored_of = sizes - chunks_of
-        # 2. of documents with unscored tokens, chunk by chunk
-        for place, encoded in enumerate(batch):
-            if encoded.scored[1:].all():
-                continue
-            pieces = self.chunks(encoded)
-            scored_of[place] = sum(piece.n_scored for piece in pieces)
-            for number, piece in enumerate(pieces, int(ends[place]) - len(pieces)):
-                loss_starts[number] = piece.loss_start
-                if piece.loss_mask is not None:
-                    loss_masks[number] = piece.loss_mask
+        # 2. a chunk's first token has nothing before it; masks only where the scored tokens are no suffix
         tokens = np.concatenate([np.zeros(0, np.int32), *(encoded.tokens for encoded in batch)])
-        return Blocks(tokens.astype(self.token_dtype), lengths, loss_starts, loss_masks, chunks_of, scored_of)
+        scored = np.concatenate([np.zeros(0, bool), *(encoded.scored for encoded in batch)])
+        begins = np.cumsum(lengths) - lengths
+        scored[begins] = False
+        before = np.concatenate([[0], np.cumsum(scored)])
+        counts = before[begins + lengths] - before[begins]
+        positions = np.append(np.flatnonzero(scored), len(scored))
+        firsts = np.where(counts > 0, positions[before[begins]] - begins, lengths)
+        masked = np.flatnonzero((counts > 0) & (counts < lengths - firsts))
+        masks = {int(n): scored[begins[n] : begins[n] + lengths[n]].astype(np.uint8) for n in masked}
+        of_documents = np.concatenate([[0], np.cumsum(counts)])
+        scored_of = of_documents[ends] - of_documents[ends - chunks_of]
+        ids, starts = tokens.astype(self.token_dtype), firsts.astype(np.int32)
+        return Blocks(ids, lengths, starts, masks, chunks_of, scored_of)
 
     def _token_range(self, batch: Any, number: int, tokens: np.ndarray, text: str, span: Span) -> Span:
         """Return the tokens that hold a character of an answer; one that a prompt's end is in, too."""
@@ -254,19 +257,6 @@ def _plain_backend(tokenizer: Any) -> Any:
     kind = type(tokenizer)
     own = isinstance(tokenizer, Fast) and kind.__call__ is Fast.__call__
     return tokenizer.backend_tokenizer if own and kind._encode_plus is Fast._encode_plus else None
-
-
-def _chunk(tokens: np.ndarray, scored: np.ndarray) -> Chunk:
-    length = len(tokens)
-    positions = np.flatnonzero(scored[1:])
-    if len(positions) == 0:
-        return Chunk(tokens, length, None)
-    start = int(positions[0]) + 1
-    if len(positions) == length - start:
-        return Chunk(tokens, start, None)
-    mask = scored.astype(np.uint8)
-    mask[0] = 0
-    return Chunk(tokens, start, mask)
 
 
 def scored_positions(chunk: Chunk) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""Records of an index: the numbers that commands report, and what `stride index export` writes."""
+"""Records of an index: the numbers that commands report, and its documents, one by one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,11 @@ from stride_cli.corpus.plan import expected_neighbours, expected_overlapping
 if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.schema.index_records import (
-        IndexChunkRecord,
         IndexDocumentRecord,
         IndexInfoRecord,
         IndexRecord,
-        IndexSubsetRecord,
         IndexSummary,
+        ShownTokens,
     )
 
 
@@ -96,56 +95,44 @@ def disk_bytes(path: Location) -> int | None:
     )
 
 
-_BLOCK = 1 << 14  # chunks whose documents and subsets are looked up together
+def document_records(
+    index: Index, numbers: Iterable[int], *, tokenizer: Any = None
+) -> Iterator[IndexDocumentRecord]:
+    """Yield one record a document; with a tokenizer also its tokens, and which of them are scored.
 
-
-def document_records(index: Index) -> Iterator[IndexDocumentRecord]:
-    """Yield one record a document: its id, its chunks [first, after), its text where the index has it."""
-    for number in range(index.n_documents):
+    Args:
+        tokenizer: The model's; of a classifier, whose tokens are rows and labels, anything that is not None.
+    """
+    columns, starts = index.array("design/columns"), index.array("corpus/loss_start")
+    offsets = index.array("corpus/chunk_offsets")
+    mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
+    for number in numbers:
         chunks = index.document_chunks(number)
-        yield {
+        record: IndexDocumentRecord = {
             "schema": "stride.index_document/1",
             "number": number,
             "document": index.document_id(number),
             "chunks": [chunks.start, chunks.stop],
             "text": index.document_text(number),
         }
+        if tokenizer is not None:
+            record["form"] = index.attributes.get("form")
+            record["tokens"] = []
+        for row in chunks if tokenizer is not None else ():
+            ids = index.chunk_tokens(row)
+            scored = np.arange(len(ids)) >= starts[row]
+            if mask is not None:
+                scored = np.asarray(mask[offsets[row] : offsets[row + 1]]) > 0
+            subsets = np.sort(np.asarray(columns[row])).tolist()
+            record["tokens"].append(
+                {"chunk": row, "subsets": subsets, **shown_tokens(ids, scored, tokenizer)}
+            )
+        yield record
 
 
-def chunk_records(index: Index) -> Iterator[IndexChunkRecord]:
-    """Yield one record a chunk: its document, tokens, scored tokens and d subsets."""
-    columns, starts = index.array("design/columns"), index.array("corpus/loss_start")
-    offsets = index.array("corpus/chunk_offsets")
-    mask = index.array("corpus/loss_mask") if index.has("corpus/loss_mask") else None
-    for first in range(0, index.n_chunks, _BLOCK):
-        rows = np.arange(first, min(first + _BLOCK, index.n_chunks))
-        documents = index.chunk_documents(rows).tolist()
-        subsets = np.sort(np.asarray(columns[first : rows[-1] + 1]), axis=1).tolist()
-        scored = np.asarray(starts[first : rows[-1] + 1]).tolist()
-        for row, document, start, own in zip(rows.tolist(), documents, scored, subsets, strict=True):
-            yield {
-                "schema": "stride.index_chunk/1",
-                "chunk": row,
-                "document": index.document_id(document),
-                "tokens": index.chunk_tokens(row).tolist(),
-                "loss_start": start,
-                "loss_mask": None if mask is None else mask[offsets[row] : offsets[row + 1]].tolist(),
-                "subsets": own,
-            }
-
-
-def subset_records(index: Index) -> Iterator[IndexSubsetRecord]:
-    """Yield one record a subset: its chunks, ascending."""
-    offsets = np.asarray(index.array("design/row_offsets"))
-    entries = np.argsort(np.asarray(index.array("design/columns")).ravel(), kind="stable")
-    for subset in range(index.n_subsets):
-        own = entries[offsets[subset] : offsets[subset + 1]] // index.degree
-        yield {"schema": "stride.index_subset/1", "subset": subset, "chunks": own.tolist()}
-
-
-# by name: the records, and how many there are
-EXPORTS: dict[str, tuple[Callable[[Index], Iterator[Mapping[str, Any]]], Callable[[Index], int]]] = {
-    "documents": (document_records, lambda index: index.n_documents),
-    "chunks": (chunk_records, lambda index: index.n_chunks),
-    "subsets": (subset_records, lambda index: index.n_subsets),
-}
+def shown_tokens(ids: Sequence[int] | np.ndarray, scored: np.ndarray, tokenizer: Any) -> ShownTokens:
+    """Describe tokens: their ids, what each is alone, and 1 where its loss counts."""
+    listed = [int(token) for token in ids]
+    written = getattr(tokenizer, "decode", None)
+    pieces = [] if written is None else [str(written([token])) for token in listed]
+    return {"ids": listed, "pieces": pieces, "scored": np.asarray(scored).astype(int).tolist()}

@@ -82,28 +82,32 @@ class IndexPlanRecord(TypedDict):
     query_memory_bytes: Annotated[int, "what stays in the page cache for fast queries"]
 
 
+class ShownTokens(TypedDict):
+    ids: list[Annotated[int, "token ids; of a classifier, two a row"]]
+    pieces: list[Annotated[str, "what each token is alone; none of a classifier"]]
+    scored: list[Annotated[int, "1 where a token's loss counts"]]
+
+
+class ShownChunk(ShownTokens):
+    chunk: Annotated[int, "its number in the index"]
+    subsets: list[Annotated[int, "its d subsets, ascending: its column of the design matrix"]]
+
+
 class IndexDocumentRecord(TypedDict):
     schema: Literal["stride.index_document/1"]
     number: Annotated[int, "its number in the index"]
     document: Annotated[str, "its id"]
     chunks: list[Annotated[int, "its chunks: the first, and the one after the last"]]
     text: Annotated[str | None, "null where the index was built without texts"]
+    form: NotRequired[Annotated[dict[str, Any] | None, "with --tokens: how it became text, and who says so"]]
+    tokens: NotRequired[list[ShownChunk]]
 
 
-class IndexChunkRecord(TypedDict):
-    schema: Literal["stride.index_chunk/1"]
-    chunk: Annotated[int, "its number in the index"]
-    document: Annotated[str, "id of its document"]
-    tokens: list[Annotated[int, "token ids; of a classifier, two a row"]]
-    loss_start: Annotated[int, "the first token whose loss counts"]
-    loss_mask: Annotated[list[Any] | None, "1 where a token's loss counts; null where loss_start says it"]
-    subsets: list[Annotated[int, "its d subsets, ascending: its column of the design matrix"]]
-
-
-class IndexSubsetRecord(TypedDict):
-    schema: Literal["stride.index_subset/1"]
-    subset: Annotated[int, "k"]
-    chunks: list[Annotated[int, "its chunks, ascending: row k of the design matrix"]]
+class QueryTokensRecord(ShownTokens):
+    schema: Literal["stride.query_tokens/1"]
+    prompt: Annotated[str, "as it was asked"]
+    response: Annotated[str, "given, or what the model wrote"]
+    form: Annotated[dict[str, Any], "how both became one text, and who says so"]
 
 
 class IndexVerifyRecord(TypedDict):

@@ -121,7 +121,7 @@ def _causes(
             raise QueryError(
                 f"{query} names the cause '{shortened(cause, 60)}', which is no "
                 f"document of index '{index}'{guess}",
-                fix=f"take the ids from the corpus of the index: stride index export {index}",
+                fix=f"take the ids from the corpus of the index: stride index show --index {index}",
             )
     if len(ids) == len(numbers):
         raise QueryError(

@@ -66,7 +66,7 @@ LINES = (
     ("baseline", "--list", ["stride.method/1"]),
     ("baseline", f"tfidf {ASKED} --top 2", ["stride.ranking/1"] * 3),
     ("index append", "more.jsonl --index run.stride", ["stride.index/1"]),
-    ("index export", "subsets --index mlp.stride", ["stride.index_subset/1"] * 10),
+    ("index show", "--tokens --index mlp.stride", ["stride.index_document/1"] * 10),
     ("index verify", "run.stride", ["stride.index_verify/1"]),
     ("config show", "", ["stride.setting/1"]),
 )
