@@ -267,12 +267,12 @@ class DocumentParser:
         if isinstance(record, Repeated):
             used = [name for name in self.fields.names() if not (numbered and name == self.fields.id)]
             _once(record, used, where, "the line")
+        name = "" if numbered else self._read_id(record, where, available or record)
+        content = self._read_content(record, where, available or record)
         for key in available or record:
             if key not in self._known:
                 meant = meant_by(key, self._names)
                 self.unread[key, meant if meant and meant not in record else ""] += 1
-        name = "" if numbered else self._read_id(record, where, available or record)
-        content = self._read_content(record, where, available or record)
         return Document(id=self._claim(name, source, line), source=source, line=line, **content)
 
     def text_file(self, text: str, source: str) -> Document:
