@@ -66,6 +66,17 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
         "GptOss": lambda tf: tf.GptOssConfig(
             **gqa, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8
         ),
+        # its router is an nn.Linear that gives two tensors
+        "Llama4": lambda tf: tf.Llama4TextConfig(
+            **gqa,
+            head_dim=8,
+            intermediate_size_mlp=64,
+            num_local_experts=3,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            attention_chunk_size=16,
+            pad_token_id=None,
+        ),
         "DeepseekV3": lambda tf: tf.DeepseekV3Config(
             **_tiny(num_key_value_heads=4),
             n_routed_experts=4,
@@ -87,13 +98,16 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def random_model(name: str, *, seed: int = 0) -> Any:
+def random_model(name: str, *, seed: int = 0, tied: bool | None = None) -> Any:
     """A tiny model whose weights are large enough that every part matters."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(configurations()[name](transformers))
+    config = configurations()[name](transformers)
+    if tied is not None:
+        config.tie_word_embeddings = tied
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.1)

@@ -117,8 +117,8 @@ def read_object(file: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# the names that model families give it; as in models/language/structure.py
-_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# the names that model families give them
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
 
 
@@ -131,7 +131,7 @@ def context_length(model: GivenModel) -> int | None:
     Raises:
         ModelError: The configuration cannot be read.
     """
-    return _first(read_configuration(model), _NAMES)
+    return first_positive(read_configuration(model), CONTEXT_NAMES)
 
 
 def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
@@ -143,13 +143,13 @@ def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
     if is_adapter(place_of(model)) or not finetuned:
         return MOST_WITH_PROJECTIONS
     config = read_configuration(model)
-    depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
+    depth, width = first_positive(config, _DEPTHS), first_positive(config, _WIDTHS)
     if depth is None or width is None:
         return MOST_WITH_PROJECTIONS
     return min(MOST_WITH_PROJECTIONS, most_subsets(depth, width))
 
 
-def _first(config: Any, names: Sequence[str]) -> int | None:
+def first_positive(config: Any, names: Sequence[str]) -> int | None:
     """Return the first of these that a configuration has as a positive number."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,11 +41,13 @@ class LinearLayers:
         no such part that can be told, or several (fused experts)
     all : all of them
     overwritten : those whose output the model changes in place afterwards (Falcon)
+    left_out : what holds matrices beside them, by its name inside a block, and why it is none of them
     """
 
     mlp: list[nn.Module] = field(default_factory=list)
     all: list[nn.Module] = field(default_factory=list)
     overwritten: frozenset[nn.Module] = frozenset()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[[], None]) -> LinearLayers:
@@ -57,43 +59,60 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
     run : callable     runs the blocks on anything
     """
     written: list[nn.Module] = []
-    candidates: list[nn.Module] = []
+    candidates: dict[nn.Module, str] = {}  # and their names inside a block
+    left_out: dict[str, str] = {}
     told = True
     for number, block in enumerate(blocks, 1):
         named = dict(block.named_modules())
         lists = tuple(f"{name}." for name, module in named.items() if isinstance(module, nn.ModuleList))
-        layers = {
-            name: module
-            for name, module in named.items()
-            if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-            and not name.startswith(lists)  # experts, each of which sees some tokens
-        }
+        layers = {}
+        for name, module in named.items():
+            if not is_linear(module):
+                if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
+                    left_out[name] = "several matrices in one weight, as of fused experts"
+            elif name.startswith(lists):
+                left_out[name.split(".0.")[0]] = "experts, each of which sees some tokens"
+            else:
+                layers[name] = module
         last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
         if len(last) == 1 and d_model in layer_widths(layers[last[0]]):
             written.append(layers[last[0]])
         told = told and len(written) == number
-        candidates += layers.values()
+        candidates |= {module: name for name, module in layers.items()}
     # many families declare their layers in another order than they call them in (OPT, Phi-3, GPT-J)
     ran: list[nn.Module] = []
     outputs: list[tuple[nn.Module, Tensor, int]] = []
     me = threading.get_ident()
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == me:
-            ran.append(module)
-            outputs.append((module, output, output._version))
+        if threading.get_ident() != me:
+            return
+        if not isinstance(output, Tensor) or output.shape[-1] != layer_widths(module)[1]:
+            left_out[candidates[module]] = "gives something else than its product, as routers do"
+            return
+        ran.append(module)
+        outputs.append((module, output, output._version))
 
-    handles = [module.register_forward_hook(note) for module in dict.fromkeys(candidates)]
+    handles = [module.register_forward_hook(note) for module in candidates]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
     found = [module for module in ran if ran.count(module) == 1]
+    for module in candidates.keys() - set(found):
+        left_out.setdefault(
+            candidates[module], "its weight is used without a call, several times, or not at all"
+        )
     if not told or not set(written) <= set(found):
         written = []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
-    return LinearLayers(written, found, overwritten)
+    return LinearLayers(written, found, overwritten, left_out)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for linear layers: those of torch, and GPT-2's `Conv1D`, whose weights are (in, out)."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def layer_widths(layer: nn.Module) -> tuple[int, int]:

@@ -171,30 +171,16 @@ def describe_model(given: GivenModel) -> ModelInfoRecord:
     ModelError
         As from `load_model`; or the recipe cannot be read.
     """
-    path_or_id = place_of(given)
-    kept = sorted(str(step) for step in Path(path_or_id).glob("checkpoints/step-*"))
+    path_or_id, recipe, found = place_of(given), None, None
     if kind_of(path_or_id) == "classifier":
         from stride_cli.models.classifier import directory
 
         found = directory.outline(path_or_id)
-        if found.code:  # known by its other files
-            return {
-                "schema": "stride.model_info/1",
-                "path": path_or_id,
-                "architecture": "network.py (not run)",
-                "parameters": found.parameters,
-                "layers": None,
-                "width": None,
-                "vocabulary": len(found.classes),
-                "context": 2,
-                "fingerprint": directory.classifier_fingerprint(path_or_id),
-                "tokenizer_fingerprint": directory.classes_fingerprint(path_or_id),
-                "settings_fingerprint": None,
-                "checkpoints": kept,
-                "recipe": None,  # as of every classifier: it is a language model's
-            }
-    recipe = read_recipe(path_or_id)
-    model = load_model(replace(ModelSpec.of(given), device="cpu", dtype="fp32"))
+    else:
+        recipe = read_recipe(path_or_id)
+    # code that is not to be run is known by its other files
+    spec = replace(ModelSpec.of(given), device="cpu", dtype="fp32")
+    model: Any = found if found and found.code else load_model(spec)
     return {
         "schema": "stride.model_info/1",
         "path": path_or_id,
@@ -207,6 +193,6 @@ def describe_model(given: GivenModel) -> ModelInfoRecord:
         "fingerprint": model.fingerprint,
         "tokenizer_fingerprint": model.tokenizer_fingerprint,
         "settings_fingerprint": model_settings(given),
-        "checkpoints": kept,
+        "checkpoints": sorted(str(step) for step in Path(path_or_id).glob("checkpoints/step-*")),
         "recipe": None if recipe is None else json.loads(recipe.to_json()),
     }

@@ -130,6 +130,10 @@ class AttributableModel(Protocol):
         """Low-rank change of each of `linear_layers`; None where any was trained in all its weights."""
         ...
 
+    def remarks(self, spaces: Sequence[str]) -> list[str]:
+        """Sentences about what operators in these spaces leave out of the model's weights."""
+        ...
+
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> AbstractContextManager[None]:
         """While it lasts, `visit` is called when one of `linear_layers` has run; T is `length`."""
         ...

@@ -109,6 +109,8 @@ def fit_index(
     settings = resolve_settings(options, model, index)
     chunks = ChunkReader(index)
     _check_chunks(index_path, index, chunks, model, projects=bool(getattr(settings, "project", 0)))
+    for said in model.remarks(settings.spaces):
+        note(said)
     # 3. What decides the operators: an interrupted fit goes on only where all of it is the same
     base = getattr(options, "base", None)
     identity: dict[str, Any] = {"settings": asdict(settings), "fit": type(settings).__name__}

@@ -311,10 +311,22 @@ def refuse_other_adapters(model: Any) -> None:
     if kind != "LORA" or getattr(config, "use_dora", False):
         kind = "DoRA" if kind == "LORA" else kind
         raise UsageError(f"the model is trained by {kind}, and an index needs whole weights", fix=_FIX)
+    ties = bool(getattr(model.get_base_model().config.get_text_config(), "tie_word_embeddings", False))
+    ends = {model.get_base_model().get_input_embeddings(), model.get_base_model().get_output_embeddings()}
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
-        if base is not None and not base.weight.is_floating_point():
+        if base is None:
+            continue
+        if hasattr(module, "parameter_name"):
+            raise UsageError(
+                f"{name} (fused experts) is trained by LoRA, and is not recorded whole", fix=_FIX
+            )
+        if not base.weight.is_floating_point():
             raise UsageError(f"the weights of {name} are quantised, and an index needs whole ones", fix=_FIX)
+        if getattr(config, "lora_bias", False):
+            raise UsageError(f"{name} is trained with lora_bias, which is not recorded", fix=_FIX)
+        if ties and module in ends:
+            raise UsageError(f"{name} is tied to another matrix, and LoRA parts the two", fix=_FIX)
 
 
 @torch.no_grad()
@@ -331,5 +343,6 @@ def whole_model(model: Any) -> tuple[Any, dict[str, torch.Tensor] | None]:
     for name, module in base.named_modules():
         if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
             weight = module.base_layer.weight
-            merged[f"{name}.weight"] = weight + module.get_delta_weight(adapter).to(weight.dtype)
+            # 16 bits would round most of a small change off
+            merged[f"{name}.weight"] = weight.float() + module.get_delta_weight(adapter).float()
     return base, merged

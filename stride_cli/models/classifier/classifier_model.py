@@ -226,7 +226,7 @@ class ClassifierModel:
 
     def default_space(self, fit: str) -> str:
         """The network's own linear layers; the logits alone where the head is none, or blocks have none."""
-        if fit != "closed" or not self.has_linear_head:
+        if fit != "closed" or not isinstance(self.head, nn.Linear):
             return "logit"
         if self.linear_layers("all"):
             return "head-matrix+linear-matrix"
@@ -241,13 +241,8 @@ class ClassifierModel:
     def attach(
         self, data: np.ndarray, chunk_rows: np.ndarray, labels: np.ndarray, ids: Sequence[str]
     ) -> None:
-        """Put the rows of a file behind the numbers: see `InputTable`.
-
-        Parameters
-        ----------
-        data : (N, …), labels : (N,) int64, ids : N strings      of all rows of the file
-        chunk_rows : (n,) int64                                  the row of each chunk of the index
-        """
+        """Put the rows of a file, data (N, …), labels (N,) int64 and N ids, behind the numbers
+        (`InputTable`); `chunk_rows`, (n,) int64, are the rows of the index's chunks."""
         self.check_shape(data.shape[1:], "the file's inputs")
         self.table = InputTable(data, chunk_rows)
         self.row_labels, self.row_ids = np.asarray(labels, np.int64), list(ids)
@@ -262,13 +257,8 @@ class ClassifierModel:
     # Running it
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
-        """Activations after `layer` blocks, flattened, at position 0; zeros at position 1: (B, 2, d_layer).
-
-        Parameters
-        ----------
-        ids : (B, 2) int64      input number and label
-        layer : int             0 is the standardised input, n_layers the penultimate features
-        """
+        """Activations (B, 2, d_layer) of (B, 2) input numbers and labels after `layer` blocks: flattened at
+        position 0, zeros at position 1. 0 blocks: the standardised input."""
         self._check_layer(layer)
         state = self.inputs(ids)
         for block in self.blocks[:layer]:
@@ -316,10 +306,9 @@ class ClassifierModel:
     def adapter_matrices(self, which: str) -> None:
         """None: it was trained in all its weights."""
 
-    @property
-    def has_linear_head(self) -> bool:
-        """True where the head is one linear layer."""
-        return isinstance(self.head, nn.Linear)
+    def remarks(self, spaces: Sequence[str]) -> list[str]:
+        """None: what its spaces act at is named by them."""
+        return []
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:

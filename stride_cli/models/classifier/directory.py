@@ -219,9 +219,13 @@ def classes_fingerprint(path: str | Path) -> str:
 class Outline:
     """A classifier as its files describe it; nothing of it is run."""
 
+    name, n_layers, d_model, context_length = "network.py (not run)", None, None, 2
     classes: list[str]
     shape: tuple[int, ...]  # of one input
-    parameters: int  # numbers in its file of weights
+    n_parameters: int  # numbers in its file of weights
+    vocab_size: int
+    fingerprint: str
+    tokenizer_fingerprint: str
     code: str  # the Python code that is its network; empty for one of ours
     trusted: bool  # it runs no code, or code that the user trusts
 
@@ -245,7 +249,10 @@ def outline(path: str | Path, permissions: Permissions = Permissions()) -> Outli
     return Outline(
         classes=list(description["classes"]),
         shape=tuple(description["shape"]),
-        parameters=sum(sizes),
+        n_parameters=sum(sizes),
+        vocab_size=len(description["classes"]),
+        fingerprint=classifier_fingerprint(path),
+        tokenizer_fingerprint=classes_fingerprint(path),
         code=code,
         trusted=not code or may_run(code, permissions),
     )

@@ -129,9 +129,7 @@ class CausalLM:
     @property
     def tokenizer(self) -> Any:
         if self._tokenizer is None:
-            raise ModelError(
-                "this model was given without a tokenizer", fix="pass one to CausalLM(model, tokenizer)"
-            )
+            raise ModelError("this model has no tokenizer", fix="pass one to CausalLM(model, tokenizer)")
         return self._tokenizer
 
     @property
@@ -175,9 +173,8 @@ class CausalLM:
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            self._fingerprint = (
-                state_fingerprint(self.model) if self.path is None else files_fingerprint(self.spec)
-            )
+            path = self.path
+            self._fingerprint = state_fingerprint(self.model) if path is None else files_fingerprint(self.spec)
         return self._fingerprint
 
     @property
@@ -219,19 +216,8 @@ class CausalLM:
     # Running it
 
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
-        """Residual stream after `layer` blocks; only those blocks are run.
-
-        Parameters
-        ----------
-        ids : Tensor (B, T) int64
-            Right-padded token ids (any id serves as padding).
-        layer : int
-            0 is the input of the first block, n_layers the output of the last one, before the final norm.
-
-        Returns
-        -------
-        Tensor (B, T, d_model), the model's dtype.
-        """
+        """Residual stream (B, T, d_model) of right-padded ids (B, T) int64 after `layer` blocks, which alone
+        are run: 0 is what the first block reads, n_layers what the last gives, before the final norm."""
         self._check_layer(layer)
         self._check_ids(ids)
         caught: list[Tensor] = []
@@ -256,20 +242,11 @@ class CausalLM:
         return caught[0]
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
-        """Blocks `layer`…end and the final norm, from a residual stream.
+        """Blocks `layer`…end and the final norm, from `hidden(ids, layer)`, steered or not, to what the head
+        reads: (B, T, d_model) both.
 
         Differentiable in `hidden`. Safe under `torch.func` transforms once `prepare(T)` has been called;
         forward mode needs PyTorch's plain attention, `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
-
-        Parameters
-        ----------
-        hidden : Tensor (B, T, d_model)
-            As from `hidden(ids, layer)`, possibly steered, with any batch size.
-        layer : int
-
-        Returns
-        -------
-        Tensor (B, T, d_model), what the output head reads.
         """
         hidden = self.advance(hidden, layer, self.n_layers)
         for module in self._structure.tail:
@@ -287,33 +264,60 @@ class CausalLM:
         return hidden
 
     @cached_property
-    def _linear_layers(self) -> LinearLayers:
+    def _found_layers(self) -> LinearLayers:
         def run() -> None:
             # inference tensors do not count their changes
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
 
-        found = find_linear_layers(self.blocks, self.d_model, run)
-        if self._adapted is None:
-            return found
-        layers = {self.model.get_submodule(name) for name in self._adapted}
-        return replace(found, all=[layer for layer in found.all if layer in layers])
+        return find_linear_layers(self.blocks, self.d_model, run)
 
-    @property
-    def _adapted(self) -> Mapping[str, AdapterMatrices | None] | None:
-        """Names of the layers that an adapter is on, and what it adds to each; None of a model that was
-        loaded without one."""
-        return getattr(self.model, "adapted_layers", None)
+    @cached_property
+    def _adapted(self) -> Mapping[nn.Module, AdapterMatrices | None]:
+        """Layers that an adapter is on, and what it adds to each; none of a model loaded without one."""
+        named = getattr(self.model, "adapted_layers", {})
+        return {self.model.get_submodule(name): added for name, added in named.items()}
+
+    @cached_property
+    def _beyond(self) -> bool:
+        """True where an adapter's layers in the blocks are more than linear ones (routers, fused experts), or
+        none: training moved what no low-rank change of linear layers tells."""
+        inside = self._adapted.keys() & set(self.blocks.modules())
+        return bool(self._adapted) and not (inside and inside <= set(self._found_layers.all))
+
+    @cached_property
+    def _linear_layers(self) -> LinearLayers:
+        found = self._found_layers
+        if not self._adapted or self._beyond:
+            return found
+        return replace(found, all=[layer for layer in found.all if layer in self._adapted])
 
     @cached_property
     def _adapter_matrices(self) -> Mapping[nn.Module, AdapterMatrices]:
-        if self._adapted is not None:
-            known = {self.model.get_submodule(name): added for name, added in self._adapted.items()}
-            return {layer: added for layer, added in known.items() if added is not None}
+        if self._adapted:
+            known = {layer: added for layer, added in self._adapted.items() if added is not None}
+            return {} if self._beyond else known
         recipe = None if self.path is None else read_recipe(self.path)
-        if recipe is None or not recipe.lora_rank:
-            return {}
-        return trained_matrices(self.model, recipe)
+        return trained_matrices(self.model, recipe) if recipe is not None and recipe.lora_rank else {}
+
+    def remarks(self, spaces: Sequence[str]) -> list[str]:
+        """See `AttributableModel`."""
+        left = self._found_layers.left_out
+        said = [f"left out of the operators: {name} ({why})" for name, why in left.items()]
+        said = said if any(name in ("mlp-matrix", "linear-matrix") for name in spaces) else []
+        names = {module: name for name, module in self.model.named_modules()}
+        if self._beyond:
+            others = sorted(
+                {
+                    names[each].rsplit(".", 1)[-1]
+                    for each in self._adapted.keys() - set(self._found_layers.all)
+                }
+            )
+            said.append(
+                f"the adapter is also on {', '.join(others)}, no linear layer of a block: attributed as if "
+                "all weights had been trained"
+            )
+        return said
 
     def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:
         """See `AttributableModel`."""
@@ -323,41 +327,22 @@ class CausalLM:
         return [known[layer] for layer in layers]
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks, in the order in which they run; fused experts are none.
-
-        "mlp": of every block the one with which its feed-forward part writes; none where a block has no such
-        part, or several (experts). "all": all of them; of a model with an adapter, those that it is on.
-        """
+        """`LinearLayers.mlp`, or for "all" `LinearLayers.all`; of a model with an adapter, those that it is
+        on."""
         found = self._linear_layers
         return found.mlp if which == "mlp" else found.all
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
-        """Within: `visit(number, inputs, outputs)` is called after each of `linear_layers` in this thread.
-
-        Parameters
-        ----------
-        length : int       T of the passes to come
-        visit : callable
-            inputs (B, T, in) and outputs (B, T, out), in the autograd graph; what it returns, if anything,
-            takes the place of the outputs.
-        """
+        """Within: `visit(number, inputs, outputs)` is called after each of `linear_layers` in this thread,
+        with (B, T, in) and (B, T, out) in the autograd graph; T is `length`. What it returns, if anything,
+        takes the place of the outputs."""
         self.prepare(length)  # runs the model's own forward pass
         with visiting(self._linear_layers, which, length, visit):
             yield
 
     def logits(self, final: Tensor) -> Tensor:
-        """The output head, with the model's own scaling and soft-capping.
-
-        Parameters
-        ----------
-        final : Tensor (…, d_model)
-            Any selection of positions of what `continue_from` gives.
-
-        Returns
-        -------
-        Tensor (…, vocab_size), the model's dtype.
-        """
+        """The output head, with the model's own scaling and soft-capping: (…, d_model) → (…, vocab_size)."""
         return head_logits(self.model, final)
 
     def uncapped_logits(self, final: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -423,18 +408,9 @@ class CausalLM:
 
     @torch.no_grad()
     def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """Continue prompts of one length greedily.
-
-        Each stops before an end-of-sequence token (which is not returned), after `max_new_tokens`, or when
-        the context is full.
-
-        Raises
-        ------
-        QueryError
-            The prompts are empty or leave no room in the context.
-        NumericalError
-            A logit is not finite.
-        """
+        """Continue prompts of one length greedily: each to before an end-of-sequence token, `max_new_tokens`,
+        or the end of the context. QueryError where there is no prompt or no room; NumericalError where a
+        logit is not finite."""
         length = len(prompts[0])
         if not length:
             raise QueryError("the prompt has no token", fix="give at least one word")

@@ -67,7 +67,14 @@ def load_weights(model: GivenModel, *, dtype: torch.dtype = torch.float32) -> An
     for each in (source, source.base):
         if each is not None and each.gguf is None:
             refuse_training(each.directory, each.given)
-    return _load_weights(source, dtype)
+    model = _load_weights(source, dtype)
+    if added := getattr(model, "added_biases", None):
+        raise ModelError(
+            f"adapter '{source.given}' adds biases (lora_bias) to layers without, such as {min(added)}: what "
+            "is trained on from it cannot be saved",
+            fix="train on from an adapter without lora_bias; as it is, this one can be indexed and asked",
+        )
+    return model
 
 
 def _place(model: Any, where: torch.device, wanted: bool | None) -> None:

@@ -18,7 +18,7 @@ from stride_cli.errors import ModelError
 from stride_cli.models.language.files import find_offline, weight_files
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.structure import block_stack
-from stride_cli.models.linear_layers import AdapterMatrices
+from stride_cli.models.linear_layers import AdapterMatrices, is_linear, layer_widths
 
 # α = 2r, as is common
 _SCALE = 2.0
@@ -31,19 +31,8 @@ def add_lora(
 
     A is drawn from U(−1/√in, 1/√in) by `seed`, B is zero, so that the model starts as it was.
 
-    Parameters
-    ----------
-    layers : modules, optional      these instead of all of the blocks
-    scale : float                   α/r
-
-    Returns
-    -------
-    list of Parameter, fp32: all that requires gradients afterwards.
-
-    Raises
-    ------
-    ModelError
-        No linear layer in the blocks.
+    `layers`: these instead of all of the blocks; `scale`: α/r. Returns the fp32 parameters that require
+    gradients afterwards; ModelError where there is no linear layer.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -67,9 +56,8 @@ def _drawn(layers: Iterable[Any], rank: int, seed: int) -> Iterator[tuple[Any, i
     """(layer, out_features, A) for each linear layer, A (rank, in)."""
     generator = torch.Generator().manual_seed(seed)
     for layer in layers:
-        sizes = _sizes(layer)
-        if sizes is not None:
-            n_in, n_out = sizes
+        if is_linear(layer):
+            n_in, n_out = layer_widths(layer)
             bound = 1 / math.sqrt(n_in)
             yield layer, n_out, (torch.rand((rank, n_in), generator=generator) * 2 - 1) * bound
 
@@ -94,16 +82,6 @@ def merged_weights(model: Any) -> dict[str, Tensor] | None:
 def _add_low_rank(layer: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     low = nn.functional.linear(nn.functional.linear(args[0], layer.lora_a), layer.lora_b)
     return output + layer.lora_scale * low
-
-
-def _sizes(layer: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a linear layer; None for any other."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    if type(layer).__name__ == "Conv1D":  # GPT-2's linear layers, whose weights are (in, out)
-        n_in, n_out = layer.weight.shape  # type: ignore[misc]
-        return int(n_in), int(n_out)
-    return None
 
 
 # of the square of W − W₀ in its r leading directions: the rest is of rounding, or another base

@@ -206,13 +206,9 @@ class NanoChatForCausalLM(nn.Module):
         logits_to_keep: int = 0,
         cache: list[Any] | None = None,
     ) -> Output:
-        """Logits (B, T, V) of the last `logits_to_keep` positions, or of all.
+        """Logits (B, T, V) of the last `logits_to_keep` positions, or of all, of ids (B, T) without padding.
 
-        Parameters
-        ----------
-        input_ids : Tensor (B, T) int64      without padding; one token where a cache goes on
-        use_cache : bool                     give a cache of all that was read
-        cache : that of the tokens before
+        `cache` is that of the tokens before; with `use_cache`, one of all that was read is given.
         """
         if use_cache and cache is None:
             cache = [None] * len(self.model.layers)
@@ -236,11 +232,9 @@ def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
 
         model = NanoChatForCausalLM(config, generation)
         # copies, which stay what they are when the file is written anew
-        found = {
-            name: value.to(dtype, copy=True)
-            for name, value in load_file(directory / "model.safetensors").items()
-        }
-        model.load_state_dict(found, strict=True, assign=True)
+        found = load_file(directory / "model.safetensors")
+        own = {name: value.to(dtype, copy=True) for name, value in found.items()}
+        model.load_state_dict(own, strict=True, assign=True)
     except Exception:
         return None
     return model
@@ -248,24 +242,27 @@ def load_own(source: Source, dtype: torch.dtype) -> NanoChatForCausalLM | None:
 
 def new_own(architecture: Architecture, *, seed: int) -> NanoChatForCausalLM:
     """The model that `nanochat.build_model` makes of the same, with its initial weights to the last bit."""
-    config = {
+    rotary = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    fixed = {"rms_norm_eps": RMS_EPS, "final_logit_softcapping": LOGIT_CAP, "rope_parameters": rotary}
+    model = NanoChatForCausalLM(_sizes(architecture) | fixed, {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.load_state_dict(_drawn(model), strict=True, assign=True)
+    return model
+
+
+def _sizes(architecture: Architecture) -> dict[str, Any]:
+    """Settings of config.json that an architecture decides, and the tokens that begin and end a text."""
+    return {
         "vocab_size": architecture.vocab,
         "hidden_size": architecture.width,
         "intermediate_size": 4 * architecture.width,
         "num_hidden_layers": architecture.layers,
         "num_attention_heads": architecture.heads,
         "max_position_embeddings": architecture.context,
-        "rms_norm_eps": RMS_EPS,
-        "final_logit_softcapping": LOGIT_CAP,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "bos_token_id": 0,
-        "eos_token_id": 3,
+        "eos_token_id": 3,  # <|end|>
     }
-    model = NanoChatForCausalLM(config, {})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.load_state_dict(_drawn(model), strict=True, assign=True)
-    return model
 
 
 @torch.no_grad()
@@ -339,19 +336,9 @@ def build_model(architecture: Architecture, *, seed: int) -> Any:
     """A NanoChatForCausalLM with initial weights; the same for the same seed, whatever was drawn before."""
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
-    config = NanoChatConfig(
-        vocab_size=architecture.vocab,
-        hidden_size=architecture.width,
-        intermediate_size=4 * architecture.width,
-        num_hidden_layers=architecture.layers,
-        num_attention_heads=architecture.heads,
-        num_key_value_heads=architecture.heads,
-        max_position_embeddings=architecture.context,
-        bos_token_id=0,
-        eos_token_id=3,  # <|end|>
-        # the embedding of a padding token would stay at zero; batches are padded with what nobody reads
-        pad_token_id=None,
-    )
+    # the embedding of a padding token would stay at zero; batches are padded with what nobody reads
+    own = {"num_key_value_heads": architecture.heads, "pad_token_id": None}
+    config = NanoChatConfig(**_sizes(architecture), **own)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return NanoChatForCausalLM(config)

@@ -96,12 +96,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def stored_numbers(files: Iterable[Path]) -> tuple[int, set[torch.dtype]]:
-    """Count numbers of safetensors files by precision, from their headers alone.
-
-    Raises
-    ------
-    ModelError      a file is none
-    """
+    """Count numbers of safetensors files by precision, from their headers; ModelError where a file is
+    none."""
     from safetensors import SafetensorError, safe_open
 
     count, found = 0, set()
@@ -123,16 +119,9 @@ def stored_numbers(files: Iterable[Path]) -> tuple[int, set[torch.dtype]]:
 
 
 def placement(source: Source, dtype: torch.dtype, folder: str) -> dict[str, Any]:
-    """Options of `from_pretrained` with which the weights of blocks are left where they are on disk.
-
-    Parameters
-    ----------
-    folder : str      an empty directory for those that have to be laid out anew
-
-    Raises
-    ------
-    MissingExtraError      without the package accelerate, which transformers leaves them on disk with
-    """
+    """Options of `from_pretrained` with which the weights of blocks are left where they are on disk; those
+    that have to be laid out anew go to an empty `folder`. MissingExtraError without the package
+    accelerate."""
     try:
         import accelerate  # noqa: F401
     except ImportError:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, first_line
+from stride_cli.models.configuration import CONTEXT_NAMES, first_positive
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,7 @@ def _largest(stacks: list[nn.ModuleList], none: str) -> nn.ModuleList:
 
 def context_length(model: Any) -> int:
     """Longest sequence a transformers model has positions for, in tokens; 2,048 where it does not say."""
-    config = model.config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        length = getattr(config, name, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    return 2048
+    return first_positive(model.config.get_text_config(), CONTEXT_NAMES) or 2048
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from stride_cli.data.batches import Batch
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.linear_layers import layer_widths
+from stride_cli.models.linear_layers import is_linear, layer_widths
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LinearMatrixSpace
@@ -44,7 +44,7 @@ FAMILIES = [
     *("Llama", "Qwen2", "Qwen3", "Mistral", "Olmo2", "Phi3", "GPT2", "GPTNeoX", "OPT", "Falcon"),
     *("Gemma2", "Gemma3"),
 ]
-EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3"]
+EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3", "Llama4"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)  # with experts, a step can move a token to another one
@@ -67,7 +67,7 @@ def test_gradients_equal_autograd_in_the_weights(name: str, make_model: Maker) -
     network = make_model(name)
     model, batch = CausalLM(network), a_batch()
     layers = model.linear_layers("all")
-    inner = [each for each in model.blocks.modules() if isinstance(each, torch.nn.Linear) or is_conv(each)]
+    inner = [each for each in model.blocks.modules() if is_linear(each) and not is_router(each)]
     assert set(layers) == set(inner)
     widths = [layer_widths(layer) for layer in layers]
     space = LinearMatrixSpace.from_bases(
@@ -88,6 +88,10 @@ def test_gradients_equal_autograd_in_the_weights(name: str, make_model: Maker) -
             torch.testing.assert_close(
                 found.view(wanted.shape), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())
             )
+
+
+def is_router(module: torch.nn.Module) -> bool:
+    return "Router" in type(module).__name__  # Llama 4's gives two tensors, and is an nn.Linear
 
 
 def is_conv(module: torch.nn.Module) -> bool:
@@ -113,6 +117,29 @@ def test_experts_of_a_list_are_left_out(make_model: Maker) -> None:
     names = {module: name for name, module in network.named_modules()}
     layers = [names[layer] for layer in model.linear_layers("all")]
     assert len(layers) == 21 and not any("experts" in name for name in layers)
+
+
+def test_what_is_left_out_is_said(make_model: Maker) -> None:
+    """Fused experts, a router that gives a tuple, a layer whose weight is used without a call."""
+    network = make_model("Llama4")
+    for block in network.model.layers:
+        block.self_attn.decay = torch.nn.Linear(32, 32, bias=False)
+        inner = block.self_attn.forward
+
+        def forward(*args: Any, inner: Any = inner, decay: Any = block.self_attn.decay, **given: Any) -> Any:
+            attended, *rest = inner(*args, **given)
+            return attended @ decay.weight.T, *rest
+
+        block.self_attn.forward = forward
+    model = CausalLM(network)
+    said = model.remarks(["mlp-matrix", "logit"])
+    assert len(said) == 3 and model.remarks(["residual-matrix"]) == []
+    for name, why in (
+        ("feed_forward.experts", "several matrices in one weight"),
+        ("feed_forward.router", "gives something else than its product"),
+        ("self_attn.decay", "used without a call"),
+    ):
+        assert any(f"left out of the operators: {name} (" in each and why in each for each in said)
 
 
 def test_another_threads_pass_is_not_visited(make_model: Maker) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from stride_cli.errors import ModelError
-from stride_cli.models.language.checkpoint import load_weights
+from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.language.checkpoint import _load_weights, load_weights
+from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.fingerprints import settings_fingerprint
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.models.spec import ModelSpec
@@ -23,18 +25,25 @@ peft = pytest.importorskip("peft")
 IDS = torch.arange(12)[None]
 
 
-def save_adapter(base: Path, out: Path, targets: list[str], **more: Any) -> torch.Tensor:
+def save_adapter(
+    base: Path, out: Path, target_modules: list[str] | str, *, scale: float = 1.0, **more: Any
+) -> torch.Tensor:
     """A LoRA adapter of random weights at `out`; what PEFT's own model makes of it, logits (1, 12, V)."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(3)
-    config = peft.LoraConfig(
-        r=2, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False, **more
-    )
+    given = {"r": 2, "lora_alpha": 6, "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    config = peft.LoraConfig(**given, target_modules=target_modules, **more)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    for name, parameter in model.named_parameters():
+        parameter.data.mul_(scale if ".lora_B" in name else 1)
     model.eval().save_pretrained(out)
     with torch.no_grad():
         return model(input_ids=IDS).logits
+
+
+def load_whole(path: Path, dtype: torch.dtype) -> Any:
+    return _load_weights(find_checkpoint(path), dtype)
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -88,17 +97,116 @@ def test_an_adapter_answers_as_pefts_own_model(adapter: Path, base: Path, made: 
     assert settings_fingerprint(adapter) != own != settings_fingerprint(base)
 
 
-def test_layers_of_other_kinds(make_model: Any, tmp_path: Path) -> None:
-    """Conv1D, whose weights are the other way round, and DoRA."""
-    make_model("GPT2").save_pretrained(tmp_path / "gpt2")
-    for number, more in enumerate(({"fan_in_fan_out": True}, {"use_dora": True})):
-        out = tmp_path / str(number)
-        targets = ["c_attn", "mlp.c_proj"] if number == 0 else ["c_fc"]
-        expected = save_adapter(tmp_path / "gpt2", out, targets, **more)
-        found = load_weights(out)
+# architecture, tied or not, adapter; False: its change is more than a low-rank one of linear layers in blocks
+KINDS: list[tuple[str, bool, dict[str, Any], bool]] = [
+    ("Llama", True, {"target_modules": ["lm_head", "q_proj"]}, True),
+    ("Llama", True, {"target_modules": ["lm_head"]}, False),
+    ("Llama", True, {"target_modules": ["embed_tokens", "q_proj"]}, True),
+    ("Llama", True, {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}, True),
+    ("Llama", False, {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}, True),
+    ("Llama", True, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),
+    ("Llama", True, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, True),
+    ("Llama", True, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}, True),
+    ("Llama", False, {"target_modules": ["q_proj", "o_proj"], "use_rslora": True}, True),
+    ("Llama", False, {"target_modules": ["q_proj"], "rank_pattern": {"q_proj": 3}}, True),
+    ("Llama", False, {"target_modules": ["q_proj"], "lora_bias": True}, True),
+    ("Qwen2", False, {"target_modules": ["q_proj", "o_proj"], "lora_bias": True}, True),
+    ("Qwen2", False, {"target_modules": ["q_proj", "o_proj"], "bias": "all"}, True),
+    ("GPT2", True, {"target_modules": ["c_attn", "mlp.c_proj"], "fan_in_fan_out": True}, True),
+    ("GPT2", True, {"target_modules": ["c_attn", "lm_head"], "fan_in_fan_out": True}, True),
+    ("GPT2", True, {"target_modules": ["c_fc"], "use_dora": True}, True),
+    ("Gemma2", True, {"target_modules": "all-linear"}, True),
+    ("Mixtral", False, {"target_modules": "all-linear"}, False),
+    ("Mixtral", False, {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}, False),
+    ("Mixtral", False, {"target_modules": ["q_proj"]}, True),
+    ("Qwen3Moe", False, {"target_modules": "all-linear"}, False),
+    ("GptOss", False, {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "tied", "kind", "linear"), KINDS)
+def test_every_kind_answers_as_pefts_own_model(
+    name: str, tied: bool, kind: dict[str, Any], linear: bool, make_model: Any, tmp_path: Path
+) -> None:
+    make_model(name, tied=tied).save_pretrained(tmp_path / "base")
+    expected = save_adapter(tmp_path / "base", tmp_path / "adapter", **kind)
+    network = load_whole(tmp_path / "adapter", torch.float32)
+    with torch.no_grad():
+        found = network.eval()(input_ids=IDS).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    model = CausalLM(network)
+    layers = model.linear_layers("all")
+    # either the layers that it is on, with what it adds to each, or all: nothing between
+    if linear:
+        on = [each for each in network.adapted_layers.items() if each[1] is not None and "layers." in each[0]]
+        assert model.adapter_matrices("all") is not None and model.default_space("closed") == "linear-matrix"
+        assert len(layers) == len(on) or name == "GPT2"
+    else:
+        assert model.adapter_matrices("all") is None and len(layers) > 3
+        assert model.default_space("closed") != "linear-matrix"
+        assert "as if all weights had been trained" in model.remarks(["residual-matrix"])[-1]
+
+
+def test_an_adapter_that_adds_biases_is_asked_and_not_trained_on(make_model: Any, tmp_path: Path) -> None:
+    make_model("Llama").save_pretrained(tmp_path / "base")
+    save_adapter(tmp_path / "base", tmp_path / "adapter", ["q_proj"], lora_bias=True)
+    with pytest.raises(
+        ModelError, match=r"adds biases \(lora_bias\) to layers without, such as model.layers.0"
+    ):
+        load_weights(tmp_path / "adapter")
+
+
+def test_in_sixteen_bits_a_small_change_is_not_rounded_off(make_model: Any, tmp_path: Path) -> None:
+    """Of weights around 1 a change below 2⁻⁹ is gone in bfloat16, which is what PEFT's own merge leaves."""
+    from transformers import AutoModelForCausalLM
+
+    base = make_model("Llama").to(torch.bfloat16)
+    for layer in base.model.layers.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data.uniform_(1, 2, generator=torch.Generator().manual_seed(0))
+    base.save_pretrained(tmp_path / "base")
+    save_adapter(tmp_path / "base", tmp_path / "adapter", ["q_proj", "down_proj"], scale=0.003)
+
+    def as_peft_has_it() -> Any:
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.bfloat16)
+        return peft.PeftModel.from_pretrained(plain, tmp_path / "adapter")
+
+    wanted, merged = as_peft_has_it().base_model.model, as_peft_has_it().merge_and_unload()
+    own = load_whole(tmp_path / "adapter", torch.bfloat16)
+    for name in own.adapted_layers:
+        assert own.get_submodule(name).weight.dtype == torch.bfloat16
+        # the same numbers, multiplied in float32
+        layer, found, lost = (each.get_submodule(name).float() for each in (wanted, own, merged))
+        read = layer.lora_A["default"].weight
         with torch.no_grad():
-            torch.testing.assert_close(found.eval()(input_ids=IDS).logits, expected, rtol=1e-4, atol=1e-4)
-        assert len(found.adapted_layers) == 3 * len(targets)
+            answer = layer(read)
+            change = (answer - layer.base_layer(read)).norm()
+            assert (found(read) - answer).norm() < 0.02 * change
+            assert (lost(read) - answer).norm() > 0.5 * change
+
+
+def test_an_adapter_that_cannot_be_added_is_refused(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT's merge made wrong on purpose in one layer: the probe names it."""
+    from peft.tuners.lora.layer import Linear
+
+    plain = Linear.get_delta_weight
+    monkeypatch.setattr(Linear, "get_delta_weight", lambda self, name: 1.1 * plain(self, name))
+    with pytest.raises(ModelError, match=r"model.layers.0.self_attn.q_proj gives something else") as caught:
+        load_model(adapter, device="cpu")
+    assert caught.value.fix and "merge it into its base model yourself" in caught.value.fix
+
+
+def test_parts_that_are_no_low_rank_ones_are_missed_too(make_model: Any, tmp_path: Path) -> None:
+    make_model("Llama").save_pretrained(tmp_path / "base")
+    out = tmp_path / "adapter"
+    save_adapter(tmp_path / "base", out, ["q_proj"], modules_to_save=["lm_head"])
+    weights = load_file(out / "adapter_model.safetensors")
+    save_file(
+        {name: each for name, each in weights.items() if "lm_head" not in name},
+        out / "adapter_model.safetensors",
+    )
+    with pytest.raises(ModelError, match=r"does not fit its base model .*lm_head"):
+        load_weights(out)
 
 
 def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> None:
@@ -134,7 +242,7 @@ def test_where_the_base_model_is(adapter: Path, base: Path, tmp_path: Path) -> N
         ({"alora_invocation_tokens": [3]}, "adapter that acts on some of the tokens"),
         ({"target_modules": ["nothing"]}, "does not fit its base model"),
         ({"target_modules": ["q_proj"]}, "it has, beside"),
-        ({"target_modules": ["q_proj", "fc2", "fc1"]}, "it lacks 4 low-rank parts"),
+        ({"target_modules": ["q_proj", "fc2", "fc1"]}, "it lacks 4 parts"),
         ({"r": 3}, "does not fit its base model .*: size mismatch for"),
     ],
 )
@@ -177,8 +285,6 @@ def test_from_index_to_answer(adapter: Path, base: Path, corpus: str, tmp_path: 
     assert len(asked.records[0]["hits"]) == 3
     # with another base it is another model
     other = Path(shutil.copytree(moved, tmp_path / "otherbase"))
-    from safetensors.torch import load_file, save_file
-
     tensors = {name: 2 * value for name, value in load_file(other / "model.safetensors").items()}
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
     wrong = run_stride(f"query 'Ada' --index {index} --model {other} --adapter {adapter}")
