@@ -114,9 +114,7 @@ def path_of_model(index: Index, permissions: Permissions = Permissions()) -> str
     From the index's own directory, as it records it; else (a copy of the index alone) where it was when it
     was indexed, if that was on this machine. No model is downloaded that the user has not named himself.
 
-    Raises
-    ------
-    ModelError      the index does not say, nothing is there any more, or it would have to be downloaded
+    Raises ModelError: the index does not say, nothing is there any more, or it would have to be downloaded.
     """
     recorded = index.attributes.get("model_path")
     if not recorded:
@@ -166,10 +164,7 @@ def describe_model(given: GivenModel) -> ModelInfoRecord:
     -------
     dict      a ``stride.model_info/1``
 
-    Raises
-    ------
-    ModelError
-        As from `load_model`; or the recipe cannot be read.
+    Raises ModelError: As from `load_model`; or the recipe cannot be read.
     """
     path_or_id, recipe, found = place_of(given), None, None
     if kind_of(path_or_id) == "classifier":

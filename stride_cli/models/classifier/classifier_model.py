@@ -90,9 +90,7 @@ class InputTable:
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Inputs (B, …) by number.
 
-        Raises
-        ------
-        QueryError      no such number
+        Raises QueryError: no such number.
         """
         wrong = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(wrong):
@@ -128,9 +126,7 @@ class ClassifierModel:
     spec : ModelSpec, optional      the model directory, and how it was loaded
     fingerprint : str, optional     SHA-256 in hex; else computed from weights, classes and standardisation
 
-    Raises
-    ------
-    ModelError      no blocks and head, or they do not add up to the network's own output
+    Raises ModelError: no blocks and head, or they do not add up to the network's own output.
     """
 
     kind: Kind = "classifier"

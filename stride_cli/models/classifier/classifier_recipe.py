@@ -166,9 +166,7 @@ def default_recipe(network: NetworkSpec, **given: Any) -> ClassifierRecipe:
 def read_classifier_recipe(model_path: str | Path) -> ClassifierRecipe:
     """The recipe that is stored with a classifier.
 
-    Raises
-    ------
-    ModelError      there is none, or it cannot be read
+    Raises ModelError: there is none, or it cannot be read.
     """
     file = Path(model_path).expanduser() / FILE_NAME
     try:
@@ -209,9 +207,7 @@ class TrainingPath:
 def training_path(model: ClassifierModel) -> TrainingPath | None:
     """Time and checkpoints of a model's training; None where no recipe of plain gradient descent is known.
 
-    Raises
-    ------
-    ModelError      a checkpoint's step is not one of the recipe's
+    Raises ModelError: a checkpoint's step is not one of the recipe's.
     """
     if model.path is None:
         return None

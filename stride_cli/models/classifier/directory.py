@@ -76,9 +76,7 @@ def save_classifier(
     training, held_out : int64       rows of the file
     checkpoints : step → state dict  along the training; each a classifier's directory checkpoints/step-NNNNNN
 
-    Raises
-    ------
-    UsageError      something is at `out` already
+    Raises UsageError: something is at `out` already.
     """
     from safetensors.torch import save
 
@@ -123,9 +121,7 @@ def load_classifier(given: GivenModel) -> ClassifierModel:
     Its adapter file, if it has one, is executed where it is trusted: the user named that file in a training
     on this machine, or has said so.
 
-    Raises
-    ------
-    ModelError      the directory is damaged, or its adapter file does not load, or is not trusted
+    Raises ModelError: the directory is damaged, or its adapter file does not load, or is not trusted.
     """
     import torch
 
@@ -171,9 +167,7 @@ def load_classifier(given: GivenModel) -> ClassifierModel:
 def load_weights(network: nn.Module, file: Path) -> None:
     """Put weights from a .safetensors or torch file into a network.
 
-    Raises
-    ------
-    ModelError      no such file, damaged, or of another network
+    Raises ModelError: no such file, damaged, or of another network.
     """
     import torch
 
@@ -233,9 +227,7 @@ class Outline:
 def outline(path: str | Path, permissions: Permissions = Permissions()) -> Outline:
     """Read a classifier's directory without running its network.
 
-    Raises
-    ------
-    ModelError      it is damaged
+    Raises ModelError: it is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -315,9 +307,7 @@ def open_classifier(index: Index, given: GivenModel) -> ClassifierModel:
 def find_row(model: ClassifierModel, wanted: str | int) -> int:
     """The row of the index's file with this id or, where ids are numbers or none fits, this number.
 
-    Raises
-    ------
-    QueryError      neither
+    Raises QueryError: neither.
     """
     text = str(wanted)
     if text in model.row_ids:

@@ -93,10 +93,8 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
     ----------
     need_labels : bool      False: labels may be absent
 
-    Raises
-    ------
-    CorpusError      no such file, not readable, no such column, text where numbers should be, values that are
-                     missing or not finite, labels that are no classes; names the row
+    Raises CorpusError: no such file, not readable, no such column, text where numbers should be, values that
+    are missing or not finite, labels that are no classes; names the row.
     """
     file, columns = Path(path), columns or Columns()
     suffix = file.suffix.lower()
@@ -178,9 +176,7 @@ def read_picture(path: str | Path, shape: Sequence[int]) -> np.ndarray:
 def find_classes(examples: Examples) -> list[str]:
     """The names of the classes: integers by value, else in alphabetical order.
 
-    Raises
-    ------
-    CorpusError      fewer than two, or so many that the labels look like measurements
+    Raises CorpusError: fewer than two, or so many that the labels look like measurements.
     """
     names = set(examples.labels or ())
     whole = all(name.lstrip("-").isdigit() for name in names)
@@ -201,9 +197,7 @@ def find_classes(examples: Examples) -> list[str]:
 def class_numbers(examples: Examples, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes, (N,) int64.
 
-    Raises
-    ------
-    CorpusError      a label is none of the classes; names the row
+    Raises CorpusError: a label is none of the classes; names the row.
     """
     assert examples.labels is not None
     known = {name: number for number, name in enumerate(classes)}
@@ -227,9 +221,7 @@ def label_names(values: np.ndarray, where: str) -> list[str]:
     values : (N,) integers, whole floats, bools or strings
     where : str      the file, for errors
 
-    Raises
-    ------
-    CorpusError      a number that is not whole
+    Raises CorpusError: a number that is not whole.
     """
     if values.dtype.kind not in "biuf":
         return [str(value).strip() for value in values]

@@ -63,9 +63,7 @@ class NetworkSpec:
 def choose_network(given: str, *, width: int | None = None, layers: int | None = None) -> NetworkSpec:
     """A network by its name or by the path of an adapter file, which from now on may be run on this machine.
 
-    Raises
-    ------
-    ModelError      unknown name, no such file, or a size that cannot be
+    Raises ModelError: unknown name, no such file, or a size that cannot be.
     """
     for option, value in (("width", width), ("layers", layers)):
         if value is not None and value < 1:
@@ -100,10 +98,8 @@ def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, se
     n_classes : int
     seed : int      names the initial weights; torch's global generator is left as it was
 
-    Raises
-    ------
-    ModelError      inputs that the network cannot take; an adapter file that does not load, or that the user
-                    has not trusted
+    Raises ModelError: inputs that the network cannot take; an adapter file that does not load, or that the
+    user has not trusted.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "initial weights"))
@@ -241,9 +237,7 @@ class _Residual(nn.Module):
 def split_network(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """Blocks and head of a network; see the module's docstring.
 
-    Raises
-    ------
-    ModelError      no such parts
+    Raises ModelError: no such parts.
     """
     head = getattr(network, "head", None) or getattr(network, "classifier", None)
     for name in ("blocks", "features"):

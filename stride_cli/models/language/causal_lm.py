@@ -85,10 +85,8 @@ class CausalLM:
     fingerprint, tokenizer_fingerprint : str, optional
         SHA-256 in hex; computed from the weights and the tokenizer when first asked for, if not given.
 
-    Raises
-    ------
-    ModelError
-        The model is not causal, has no stack of blocks, or its parts do not add up to its own forward pass.
+    Raises ModelError: The model is not causal, has no stack of blocks, or its parts do not add up to its own
+    forward pass.
     """
 
     kind: Kind = "language"

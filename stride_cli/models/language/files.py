@@ -53,9 +53,7 @@ class Source:
 def find_checkpoint(model: GivenModel) -> Source:
     """A checkpoint by its path, or by its hub id: fetched, where it is not in the hub's cache.
 
-    Raises
-    ------
-    ModelError      nothing there, nothing that can be loaded, or only by running code of its own
+    Raises ModelError: nothing there, nothing that can be loaded, or only by running code of its own.
     """
     given = place_of(model)
     path = Path(given).expanduser()
@@ -91,9 +89,7 @@ def refuse_download(path_or_id: str, permissions: Permissions, *, named_by: str,
     named_by : for people: "index 'run.stride'"
     beside : what else is to be given with it
 
-    Raises
-    ------
-    ModelError      neither on this machine nor in the hub's cache, and no permission to download
+    Raises ModelError: neither on this machine nor in the hub's cache, and no permission to download.
     """
     if permissions.allow_download or Path(path_or_id).expanduser().exists() or not names_hub(path_or_id):
         return
@@ -130,9 +126,7 @@ def _in_directory(model: GivenModel, path: Path) -> Source:
 def _adapter(spec: ModelSpec, path: Path) -> Source:
     """A LoRA adapter with its base model.
 
-    Raises
-    ------
-    ModelError      it is of another kind, or its base model is not to be found, or an adapter itself
+    Raises ModelError: it is of another kind, or its base model is not to be found, or an adapter itself.
     """
     given = place_of(spec)
     config = adapter_config(given, path)

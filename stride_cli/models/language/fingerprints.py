@@ -89,9 +89,7 @@ def settings_fingerprint(model: GivenModel) -> str:
     - an adapter beside the weights; of an adapter alone, its settings and those of its base model
     - a .gguf file holds all of that itself: one fingerprint for all
 
-    Raises
-    ------
-    ModelError      there is no checkpoint, or a file of settings cannot be read
+    Raises ModelError: there is no checkpoint, or a file of settings cannot be read.
     """
     source = find_checkpoint(model)
     directory, settings = source.directory, dict[str, Any]()

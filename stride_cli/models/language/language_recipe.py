@@ -162,10 +162,7 @@ class Recipe:
 def read_recipe(model_path: str | Path) -> Recipe | None:
     """The recipe that is stored with a model; None where there is none.
 
-    Raises
-    ------
-    ModelError
-        There is one, but it cannot be read.
+    Raises ModelError: There is one, but it cannot be read.
     """
     file = Path(model_path).expanduser() / FILE_NAME
     if not file.is_file():

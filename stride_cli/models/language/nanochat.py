@@ -309,10 +309,7 @@ def choose_architecture(
         the square root of the corpus, in powers of two: 512 (below 30 kB), 1024 (60 kB) … 8192 (2 MB and
         more).
 
-    Raises
-    ------
-    UsageError
-        A width that the heads do not split evenly.
+    Raises UsageError: A width that the heads do not split evenly.
     """
     small_layers, small_width = (
         (4, 128) if n_bytes <= 1_000_000 else (5, 192) if n_bytes <= 4_000_000 else (6, 256)

@@ -61,9 +61,7 @@ def is_quantised(model: Any) -> bool:
 def make_differentiable(model: nn.Module) -> None:
     """Have every quantised layer give gradients with respect to what it reads, or refuse the model.
 
-    Raises
-    ------
-    ModelError      a kind of layer whose gradients are wrong, or that has none
+    Raises ModelError: a kind of layer whose gradients are wrong, or that has none.
     """
     seen: set[type] = set()
     for layer in model.modules():

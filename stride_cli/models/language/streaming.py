@@ -45,9 +45,7 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
     dtype, device : in which, and where, the model computes
     wanted : bool or None      None: where the weights are larger than the memory that is free
 
-    Raises
-    ------
-    ModelError      they are asked to be, and are kept in few bits
+    Raises ModelError: they are asked to be, and are kept in few bits.
     """
     if source.gguf is not None or source.base is not None:
         return False

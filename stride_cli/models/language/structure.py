@@ -30,9 +30,7 @@ def block_stack(model: Any) -> nn.ModuleList:
 def largest_stack(model: nn.Module) -> nn.ModuleList:
     """The module list with the most parameters that is no part of another one; no pass is made.
 
-    Raises
-    ------
-    ModelError      there is none
+    Raises ModelError: there is none.
     """
     return _largest(list(_outermost_stacks(model)), f"{type(model).__name__}: no stack of blocks")
 

@@ -17,8 +17,8 @@ from stride_cli import api
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
-from stride_cli.training.recording import find_run, write_corpus
-from tests.tiny_models import tiny_nanochat
+from stride_cli.training.recording import find_run, refuse_other_adapters, write_corpus
+from tests.tiny_models import random_model, tiny_nanochat
 
 pytest.importorskip("accelerate")
 datasets = pytest.importorskip("datasets")
@@ -261,6 +261,14 @@ def test_low_rank_parts_are_in_the_weights_that_are_kept(documents, tokenizer, r
     recipe = read_recipe(tmp_path / "run")
     assert recipe is not None and recipe.lora_rank == 4 and recipe.base == str(base.resolve())
     assert recipe.base_fingerprint is not None
+    for name, more, refused in (
+        ("Mixtral", {"target_parameters": ["mlp.experts.down_proj"]}, "fused experts"),
+        ("Llama", {"lora_bias": True}, "lora_bias"),
+        ("Llama", {"target_modules": ["q_proj", "lm_head"]}, "tied to another matrix"),
+    ):
+        config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **more})
+        with pytest.raises(UsageError, match=refused):
+            refuse_other_adapters(peft.get_peft_model(random_model(name, tied=name == "Llama"), config))
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", use_dora=True)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     callback = StrideCallback(tmp_path / "dora", dataset=data)
