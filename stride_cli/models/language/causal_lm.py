@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.kinds import Kind
@@ -31,7 +30,6 @@ from stride_cli.models.language.fingerprints import state_fingerprint, tokenizer
 from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
 from stride_cli.models.language.lora import trained_matrices
 from stride_cli.models.language.objective import (
-    Stop,
     head_logits,
     logit_cap,
     plain_head,
@@ -45,6 +43,7 @@ from stride_cli.models.language.structure import (
     context_length,
     find_structure,
     split_call,
+    stopped_at,
 )
 from stride_cli.models.linear_layers import (
     AdapterMatrices,
@@ -172,7 +171,9 @@ class CausalLM:
     def fingerprint(self) -> str:
         if self._fingerprint is None:
             path = self.path
-            self._fingerprint = state_fingerprint(self.model) if path is None else files_fingerprint(self.spec)
+            self._fingerprint = (
+                state_fingerprint(self.model) if path is None else files_fingerprint(self.spec)
+            )
         return self._fingerprint
 
     @property
@@ -218,26 +219,9 @@ class CausalLM:
         are run: 0 is what the first block reads, n_layers what the last gives, before the final norm."""
         self._check_layer(layer)
         self._check_ids(ids)
-        caught: list[Tensor] = []
-        me = threading.get_ident()
-
-        def catch_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == me:
-                caught.append(split_call(args, kwargs)[0])
-                raise Stop
-
-        def catch_output(block: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == me:
-                caught.append(output[0] if isinstance(output, tuple) else output)
-                raise Stop
-
         with self._lock:
-            if layer < self.n_layers:
-                handle = self.blocks[layer].register_forward_pre_hook(catch_input, with_kwargs=True)
-            else:
-                handle = self.blocks[-1].register_forward_hook(catch_output)
-            self._run_until(handle, ids)
-        return caught[0]
+            after = layer == self.n_layers  # what the last block gives
+            return stopped_at(self.blocks[layer - after], lambda: self._forward(ids), after=after)
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
         """Blocks `layer`…end and the final norm, from `hidden(ids, layer)`, steered or not, to what the head
@@ -266,7 +250,10 @@ class CausalLM:
         def run() -> None:
             # inference tensors do not count their changes
             with self._lock, torch.inference_mode(False), torch.no_grad():
-                self._run_body(torch.zeros((1, 1), dtype=torch.int64, device=self.device))
+                stopped_at(
+                    self.head,
+                    lambda: self._forward(torch.zeros((1, 1), dtype=torch.int64, device=self.device)),
+                )
 
         return find_linear_layers(self.blocks, self.d_model, run)
 
@@ -456,7 +443,7 @@ class CausalLM:
             calls: list[_BlockCall] = []
             # inference tensors could not take part in a later backward pass
             with torch.inference_mode(False), torch.no_grad(), self._blocks_passed_through(calls):
-                self._run_body(ids)
+                stopped_at(self.head, lambda: self._forward(ids))
             self._calls[length] = calls
             while len(self._calls) > _CALLS_KEPT:
                 self._calls.popitem(last=False)
@@ -466,25 +453,6 @@ class CausalLM:
 
     def _forward(self, ids: Tensor) -> Any:
         return self.model(input_ids=ids, use_cache=False)
-
-    def _run_body(self, ids: Tensor) -> None:
-        """The forward pass up to the head."""
-        me = threading.get_ident()
-
-        def stop(module: nn.Module, args: Any) -> None:
-            if threading.get_ident() == me:
-                raise Stop
-
-        self._run_until(self.head.register_forward_pre_hook(stop), ids)
-
-    def _run_until(self, handle: RemovableHandle, ids: Tensor) -> None:
-        """The forward pass until a hook stops it; the hook is removed."""
-        try:
-            self._forward(ids)
-        except Stop:
-            pass
-        finally:
-            handle.remove()
 
     @contextmanager
     def _blocks_passed_through(self, calls: list[_BlockCall]) -> Iterator[None]:

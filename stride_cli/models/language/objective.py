@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stride_cli.models.language.structure import stopped_at
+
 _ROWS = 256
 
 
@@ -191,23 +193,6 @@ def uncapped_logits(model: Any, final: Tensor, tokens: Tensor | None = None) -> 
     return logits
 
 
-class Stop(Exception):
-    """Leaves a forward pass as soon as what was wanted from it is there."""
-
-
 def before_head(model: Any, head: torch.nn.Module, ids: Tensor) -> Tensor:
     """Run the model up to its head, without logits at every position."""
-    caught: list[Tensor] = []
-
-    def stop(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
-        caught.append(args[0])
-        raise Stop
-
-    handle = head.register_forward_pre_hook(stop)
-    try:
-        model(input_ids=ids, use_cache=False)
-    except Stop:
-        pass
-    finally:
-        handle.remove()
-    return caught[0]
+    return stopped_at(head, lambda: model(input_ids=ids, use_cache=False))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,3 +141,29 @@ def split_call(
         return args[0], args[1:], dict(kwargs)
     rest = dict(kwargs)
     return rest.pop("hidden_states"), (), rest
+
+
+class _Stopped(Exception):
+    """Ends a forward pass as soon as what was wanted from it is there."""
+
+
+def stopped_at(module: nn.Module, run: Callable[[], Any], *, after: bool = False) -> Tensor:
+    """The hidden state that a module reads (or, `after`, gives) when `run` calls it in this thread; there the
+    pass ends."""
+    me = threading.get_ident()
+
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        if threading.get_ident() == me:
+            given = output[0] if isinstance(output, tuple) else output
+            raise _Stopped(given if after else split_call(args, kwargs)[0])
+
+    hook: Any = module.register_forward_hook if after else module.register_forward_pre_hook
+    handle = hook(stop, with_kwargs=True)
+    try:
+        run()
+    except _Stopped as stopped:
+        found: Tensor = stopped.args[0]
+        return found
+    finally:
+        handle.remove()
+    raise ModelError(f"{type(module).__name__} does not run", fix="give a decoder-only language model")
