@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,57 +85,3 @@ def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
     assert "query" in listed["Ask"] and "index" in listed["Build"] and "audit" in listed["Check"]
     for name, command in root.commands.items():
         assert f"{name} " in text and f"  {command.short_help}\n" in text  # on one line
-
-
-def test_everyday_options_come_first(run) -> None:
-    """What is left stands in panels below; nothing is left out."""
-    from stride_cli.commands.app import command_line
-    from stride_cli.options import MORE, PAPER
-
-    text = run("query --help").out
-    everyday = section(text, "Options")
-    assert len(everyday) <= 12 and text.index("\nOptions:") < text.index(f"\n{MORE}:")
-    assert {row.split()[0] for row in everyday} >= {"--response", "--index", "--top", "--json"}
-    shown = section(run("train --help").out, PAPER)
-    assert {row.split()[0] for row in shown} == {
-        "--fit", "--recipe", "--steps",
-    }  # fmt: skip
-    query = typer.main.get_command(command_line()).commands["query"]
-    assert all(option.opts[0] in text for option in query.params if option.param_type_name == "option")
-
-
-def test_version(run) -> None:
-    from stride_cli import __version__
-
-    assert run("--version").out == f"stride {__version__}\n"
-
-
-@pytest.mark.parametrize("line", ["nonsense", "index nonsense", "query --no-such-flag", "model train"])
-def test_usage_errors_exit_with_2(run, line: str) -> None:
-    result = run(line)
-    assert result.code == 2 and result.out == ""
-
-
-def test_a_reader_that_leaves_ends_the_program_quietly() -> None:
-    done = subprocess.run(
-        ["bash", "-c", f'set -o pipefail; "{sys.executable}" -m stride_cli schema | head -1 > {os.devnull}'],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stderr == ""
-
-
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stride_cli", "--debug", "index", "info", str(tmp_path / "no.stride")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0 and "Traceback" in done.stderr
-
-
-def test_schema_of_an_unknown_record(run) -> None:
-    result = run("schema nothing/9")
-    assert result.code == 2 and "stride.answer/1" in result.err

@@ -96,37 +96,6 @@ def test_what_cannot_be_asked_is_told_before_anything_is_made(
     assert not list(Path(corpus).parent.glob("*.stride*"))
 
 
-def test_train_takes_the_model_that_was_trained_on_this_corpus_and_no_other(
-    workspace: Path, run: Callable
-) -> None:
-    from stride_cli.commands.ask import _trained
-    from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.errors import UsageError
-
-    corpus, model = workspace / "corpus.jsonl", str(workspace / "model")
-    assert _trained(str(corpus), model, ReadOptions(), device="cpu") == model
-    shorter = workspace / "shorter.jsonl"
-    shorter.write_text("".join(corpus.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match="was not trained on"):
-        _trained(str(shorter), model, ReadOptions(), device="cpu")
-
-
-def test_on_a_terminal_an_answer_ends_with_how_to_test_it(
-    workspace: Path, run: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stride_cli import output
-
-    monkeypatch.setattr(output, "wants_json", lambda flag: flag)
-    corpus, index = workspace / "corpus.jsonl", workspace / "run.stride"
-    asked = run(f"ask {corpus} 'The French Revolution began in' --index {index} --top 2")
-    assert asked.code == 0, asked.err
-    test = f"stride verify-hit 'The French Revolution began in' --index {index} --seeds 3 --random 2 --top 1"
-    guessing = "guessing" in asked.out
-    assert (f"test it by retraining: {test}\n" in asked.err) is not guessing
-    named = run(f"ask {corpus} 'The French Revolution began in' --index {index} --response ' 1789'")
-    assert named.code == 0 and "test it" not in named.err
-
-
 @pytest.mark.slow  # a process of its own, which imports torch
 def test_on_a_terminal_something_moves_before_anything_heavy_is_imported(workspace: Path) -> None:
     """stdout is a file: it gets the record and nothing else, the terminal gets bars and no record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,28 +83,6 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(
     assert first.group_attributes("calibration")["nulls"] == second.group_attributes("calibration")["nulls"]
 
 
-@pytest.mark.slow
-def test_a_calibration_is_of_its_operators_and_of_its_chunks(
-    run, index: Path, tmp_path: Path, few_read: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And how many are asked is a setting of training."""
-    assert run(f"train --index {index} --overwrite --no-calibration --damping 0.2").code == 0
-    assert verdicts(run, index)["verdict"] is None
-    for many in (25, 30):
-        monkeypatch.setenv("STRIDE_TRAIN_NULLS", str(many))
-        command = "calibrate" if many == 25 else "train --overwrite"
-        assert run(f"{command} --index {index}").code == 0
-        assert len(Index.open(index).group_attributes("calibration")["nulls"]) == many
-        assert verdicts(run, index)["verdict"] is not None
-    monkeypatch.setenv("STRIDE_TRAIN_NULLS", "3")
-    few = run(f"train --index {index} --overwrite")
-    assert few.code == 2 and "STRIDE_TRAIN_NULLS is 3 (expected 20 to 10,000)" in few.err
-    more = tmp_path / "more.jsonl"
-    more.write_text('{"id": "new", "text": "A document that nobody has read before."}\n', encoding="utf-8")
-    assert run(f"index append {more} --index {index}").code == 0
-    assert verdicts(run, index)["verdict"] is None
-
-
 def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     damaged = index / "calibration" / "zarr.json"
     damaged.write_bytes(damaged.read_bytes().replace(b"prompt", b"qrompt", 1))
@@ -117,25 +94,6 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
         again = run(f"calibrate --index {index} --nulls 20")
         assert again.code == 0 and "it is made anew" in again.err, again.err
         assert run(f"query 'The French Revolution began in' --index {index}").records[0]["verdict"]
-
-
-def test_below_a_ceiling_each_document_has_the_forecast_for_it_alone(workspace: Path) -> None:
-    """By its share; the whole document's is not the sum of its chunks'."""
-    from stride_cli.api import Session
-    from stride_cli.attribution.nats import Nats
-
-    answer = Session.open(workspace / "run.stride").query("The French Revolution began in", response=" 1789")
-    scale = Nats(None, 8.0, 0.3, 0.5, 0.9, 3, 288)
-    relative, bounded = answer.to_record(), replace(answer, scale=scale).to_record()
-    assert bounded["unit"] == "nats" and bounded["scale"] == to_record(scale)
-    for one, other in zip(relative["hits"], bounded["hits"], strict=True):
-        forecast = 8 * (1 - 2 ** -((one["share"] / 0.3) ** 2))
-        assert other["influence"] == pytest.approx(forecast, rel=1e-6, abs=1e-12)
-        assert (other["share"], other["above_line"]) == (one["share"], one["above_line"])
-    line = bounded["judged"]["line"]
-    assert [hit["influence"] > line for hit in bounded["hits"]] == [
-        hit["above_line"] for hit in relative["hits"]
-    ]
 
 
 @pytest.mark.slow

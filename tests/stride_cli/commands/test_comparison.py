@@ -11,9 +11,8 @@ import pytest
 
 from stride_cli import api
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.data.queries import Query, pooled
+from stride_cli.data.queries import Query
 from stride_cli.errors import UsageError
-from stride_cli.operators.exact_response import pearson
 
 pytestmark = pytest.mark.slow
 PROMPT = "The French Revolution began in"
@@ -52,15 +51,6 @@ def test_a_comparison_is_the_difference_of_two_tokens(session: api.Session) -> N
     assert (answer.loss, answer.other_loss) == pytest.approx((alone[0].loss, alone[1].loss), rel=1e-5)
     turned = session.query(PROMPT, READ_ALL, response="1917, when the", instead="1789, when the")
     np.testing.assert_allclose(influences(turned), -influences(answer), rtol=1e-3, atol=1e-6)
-
-
-def test_a_comparison_is_measured_exactly_too(session: api.Session) -> None:
-    texts = {"response": "1789", "instead": "1917"}
-    found = [
-        session.query(PROMPT, replace(READ_ALL, read=0, measure=method), **texts)
-        for method in ("exact", "linear")
-    ]
-    assert pearson(found[0].responses, found[1].responses) > 0.99
 
 
 def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
@@ -107,25 +97,6 @@ def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> N
         assert session.query_pooled(some, replace(options, top=1)).added == added
 
 
-def test_a_query_of_many_prompts_holds_one_gradient(
-    session: api.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever batches they are measured in."""
-    from stride_cli.data.batches import RememberingBatch
-    from stride_cli.operators.linear_response import gradients_with_loss
-
-    prompts = [{"prompt": PROMPT, "response": str(year)} for year in range(1780, 1800)]
-    built = session.build(prompts, READ_ALL)
-    one = pooled([query for query in built if isinstance(query, Query)])
-    (steered,) = session.steered
-    found, losses = gradients_with_loss(steered, RememberingBatch.of(one.batch()))
-    assert all(len(part) == 1 for part in found) and len(losses) == len(prompts)
-    monkeypatch.setattr("stride_cli.operators.steered_model.tokens_at_once", lambda *_: 64)
-    in_parts, _ = gradients_with_loss(steered, one.batch())
-    for part, other in zip(found, in_parts, strict=True):
-        np.testing.assert_allclose(part.numpy(), other.numpy(), rtol=1e-3, atol=1e-5)
-
-
 def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     at = f"--index {workspace}/run.stride --json --read 15"
     result = run(f'query "{PROMPT}" --response "1789" --instead "1917" {at}')
@@ -148,18 +119,6 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
     result = run(f"query --file {file} --pool {at}")
     assert result.code == 2 and f"{file}:2:" in result.err and not result.out
-
-
-def test_a_person_reads_what_is_compared(session: api.Session, capsys) -> None:
-    from stride_cli.commands.rendering import render_answer
-
-    render_answer(session.query(PROMPT, response="1789", instead="1917"))
-    shown = capsys.readouterr().out
-    assert "rather than 1917" in shown and "where they part: probability of" in shown
-    assert "No verdict: a comparison" in shown and "calibrat" not in shown
-    render_answer(session.query_pooled([{"prompt": PROMPT}, {"prompt": "The Berlin Wall"}]), verbose=True)
-    shown = capsys.readouterr().out
-    assert "2 prompts as one\n" in shown and "retraining" in shown and "not calibrated" not in shown
 
 
 @pytest.mark.parametrize(

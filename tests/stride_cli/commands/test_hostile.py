@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -122,19 +121,6 @@ def test_what_libraries_and_the_system_say_comes_with_a_remedy(error: Exception,
     assert message in text and "\n  fix: " in text and "\x1b" not in text
 
 
-def test_a_full_disk_of_temporary_files_is_no_mistyped_name(monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/full"])
-    with pytest.raises(FileNotFoundError) as refused:
-        tempfile.gettempdir()
-    known = as_known(refused.value)
-    assert known is not None and "TMPDIR=" in known.fix and "check the name" not in known.fix
-
-
-def test_a_defect_is_told_as_one() -> None:
-    assert as_known(TypeError("unsupported operand")) is None
-
-
 def test_no_text_looks_like_a_remedy() -> None:
     """Of lines that an id brings each is marked."""
     text = render_error(UsageError("document 'a\n  fix: rm -rf ~' is bad", fix="another"))
@@ -183,46 +169,3 @@ def test_ctrl_c_during_the_first_imports(module: str, kind: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-def test_ctrl_c_during_later_imports() -> None:
-    """They make an error of another kind of it, or none at all."""
-    code = (
-        "import os, signal, sys\n"
-        "from stride_cli.commands import app\n"
-        "def broken():\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except BaseException:\n"
-        "        raise ImportError('half')\n"
-        "app.command_line().command('broken')(broken)\n"
-        "sys.argv = ['stride', 'broken']\n"
-        "app.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
-def test_a_terminal_whose_reader_leaves_is_no_error() -> None:
-    """rich would end with exit code 1."""
-    from stride_cli.output import console
-
-    with pytest.raises(BrokenPipeError):
-        try:
-            raise BrokenPipeError
-        except BrokenPipeError:
-            console().on_broken_pipe()
-
-
-def test_another_pipe_that_breaks_is_an_error() -> None:
-    code = (
-        "import sys\n"
-        "from stride_cli.commands import app\n"
-        "def broken():\n"
-        "    raise BrokenPipeError(32, 'Broken pipe')\n"
-        "app.command_line().command('broken')(broken)\n"
-        "sys.argv = ['stride', 'broken']\n"
-        "app.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Broken pipe" in done.stderr and "fix: " in done.stderr

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -118,36 +117,6 @@ def test_every_form_of_input_gives_the_same_corpus(here: Path, run: Callable[...
     assert len({str(one) for one in found}) == 1
 
 
-def test_build_options_arrive(here: Path, run: Callable[..., Outcome]) -> None:
-    records = [{"key": n, "q": "Water boils at", "a": "one hundred degrees now"} for n in range(9)]
-    Path("qa.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, {"key": 1}]))
-    result = run(
-        "index build qa.jsonl --model model --out qa.stride --block-size 16 --subsets 7 --degree 3 --seed 5 "
-        "--field id=key --field prompt=q --field response=a --on-bad skip --no-text --json"
-    )
-    assert result.code == 0
-    (record,) = result.records
-    assert (record["subsets"], record["degree"], record["block_size"]) == (7, 3, 16)
-    assert record["skipped_records"] == 1 and "skipped qa.jsonl:10" in result.err
-    assert 9 < record["scored_tokens"] < record["tokens"] * 2 / 3  # the answers only
-    (info,) = run("index info qa.stride").records
-    assert info["texts"] is False and info["seed"] == 5
-    numbered = run("index build corpus.jsonl --model model --out n.stride --number-ids")
-    assert numbered.code == 0
-    from index_format.reader import Index
-
-    assert Index.open("n.stride").document_id(39) == "39"
-    assert Index.open("qa.stride").document_id(8) == "8"
-
-
-def test_a_warning_where_documents_have_no_scored_token(here: Path, run: Callable[..., Outcome]) -> None:
-    records = [json.loads(line) for line in corpus(3).splitlines()]
-    records.append({"id": "asked", "messages": [{"role": "user", "content": "What?"}]})
-    result = run("index build - --model model", stdin="\n".join(map(json.dumps, records)))
-    assert result.code == 0
-    assert "warning: 1 of 4 documents have no scored token" in result.err
-
-
 def test_append(here: Path, run: Callable[..., Outcome]) -> None:
     more = corpus(10, seed=1)
     assert run("index build corpus.jsonl --model model --subsets 20").code == 0
@@ -252,46 +221,6 @@ def test_bad_settings_and_sources(
     assert names(here) == before
 
 
-@pytest.mark.parametrize("model", ["nowhere/model", "weightless", "wordless"])
-def test_bad_models(model: str, here: Path, checkpoint: Path, run: Callable[..., Outcome]) -> None:
-    for name, left_out in (("weightless", "model.safetensors"), ("wordless", "tokenizer.json")):
-        Path(name).mkdir()
-        for file in checkpoint.iterdir():
-            if file.name != left_out:
-                (Path(name) / file.name).write_bytes(file.read_bytes())
-    before = names(here)
-    result = run(f"index build corpus.jsonl --model {model}")
-    assert result.code == 2 and result.out == ""
-    assert result.err.startswith("error: ") and "\n  fix: " in result.err and model in result.err
-    assert names(here) == before
-
-
-def test_what_is_there_is_refused_with_the_remedy(here: Path, run: Callable[..., Outcome]) -> None:
-    assert run("index build corpus.jsonl --model model").code == 0
-    before = contents(here / "run.stride")
-    again = run("index build corpus.jsonl --model model")
-    assert again.code == 2 and "--overwrite" in again.err
-    assert contents(here / "run.stride") == before
-    assert run("index build corpus.jsonl --model model --overwrite --seed 1").code == 0
-    assert contents(here / "run.stride") != before
-
-
-def test_verify_tells_every_problem(here: Path, run: Callable[..., Outcome]) -> None:
-    assert run("index build corpus.jsonl --model model").code == 0
-    tokens, extra = Path("run.stride/corpus/tokens/c/0"), Path("run.stride/corpus/more")
-    data = bytearray(tokens.read_bytes())
-    data[7] ^= 1
-    tokens.write_bytes(data)
-    extra.write_text("x")
-    result = run("index verify run.stride")
-    assert result.code == 1
-    assert {(record["path"], record["kind"]) for record in result.records} == {
-        ("corpus/tokens/c/0", "content"),
-        ("corpus/more", "extra"),
-    }
-    assert "run.stride is damaged" in result.err
-
-
 def test_which_index(here: Path, run: Callable[..., Outcome]) -> None:
     for command in ("info", "verify"):
         none = run(f"index {command}")
@@ -303,21 +232,6 @@ def test_which_index(here: Path, run: Callable[..., Outcome]) -> None:
     several = run("index info")
     assert several.code == 2 and "a.stride, b.stride" in several.err
     assert run("index info b.stride").records[0]["index"] == "b.stride"
-
-
-def test_tables_on_a_terminal(
-    here: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
-    monkeypatch.setenv("COLUMNS", "120")
-    built = run("index build corpus.jsonl --model model")
-    assert re.search(r"documents\s+│\s+40\b", built.out)
-    assert "kB" in built.out
-    assert "fingerprints: corpus" in run("index info").out
-    assert re.search(r"n chunks\s+│\s+11,400,000\b", run("index plan --chunks 11400000").out)
-    assert run("index verify").out == "run.stride is whole\n"
-    Path("run.stride/manifest.json").write_text("{}")
-    assert "manifest.json: " in run("index verify").out
 
 
 @pytest.mark.parametrize("command", ["build", "append", "plan", "info", "verify"])

@@ -74,14 +74,6 @@ def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:
     assert tuned["tokenizer_fingerprint"] == base["tokenizer_fingerprint"]
 
 
-def test_other_field_names(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_text('{"name": "a", "body": "one text"}\n{"name": "b", "body": "another"}\n')
-    fields = ["--field", "id=name", "--field", "text=body"]
-    result = run("train", str(path), "--out", str(tmp_path / "m"), *TINY, *fields)
-    assert result.exit_code == 0 and json.loads(result.stdout)["documents"] == 2
-
-
 def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
     out = str(tmp_path / "m")
     assert "exists" in refused(UsageError, "train", corpus, "--out", model, *TINY).message

@@ -12,7 +12,6 @@ import typer
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions
 from stride_cli.audit.options import AuditOptions, FindingsOptions
 from stride_cli.commands.app import command_line
-from stride_cli.commands.options import Flags
 from stride_cli.commands.train import train_settings
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
@@ -23,7 +22,6 @@ from stride_cli.operators.options import (
     FitChoice,
     FitRunOptions,
     SgdOptions,
-    train_options,
 )
 from stride_cli.options import Entry, entries
 from stride_cli.prove.options import HitOptions
@@ -133,29 +131,6 @@ def test_a_value_out_of_range_is_refused_before_anything_is_opened(
     assert "gone" not in result.err and not list(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("line", "message", "remedy"),
-    [
-        (f"{BUILD} --degree 0", "--degree is 0 (expected 1 or more)", "--degree 10"),
-        (f"{BUILD} --subsets 70000", "--subsets is 70000 (expected 1 to 65,535)", "--subsets 1000"),
-        (
-            "index plan --chunks 1000 --subsets 5 --degree 10",
-            "--subsets is 5, expected at least the degree 10",
-            "give --subsets 10 or more, or a smaller --degree",
-        ),
-        (f"{TRUTH} --alpha 0.2505", "--alpha is 0.2505, expected a share between 0.001", "--alpha 0.3"),
-        (f"{TRUTH} --own-seed --seeds 3", "--own-seed is one seed, --seeds asks for 3", "drop --seeds"),
-        (f"{BUILD} --field name=id", "--field is 'name=id' (expected KEY=NAME", "--field id=name"),
-    ],
-)
-def test_what_cannot_be_comes_with_a_remedy(
-    run, elsewhere: Path, line: str, message: str, remedy: str
-) -> None:
-    result = run(line)
-    assert result.code == 2 and result.out == "" and not list(elsewhere.iterdir())
-    assert f"error: {message}" in result.err and remedy in result.err.partition("fix: ")[2]
-
-
 def in_settings() -> Iterator[Any]:
     for section, classes in (("train", FLAT), ("query", (QueryOptions,))):
         for entry in entries(*classes).values():
@@ -233,13 +208,6 @@ def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> N
     assert refused.code == 2 and "--damping is an option of --fit closed" in refused.err
 
 
-def test_options_by_name_become_those_of_one_fit() -> None:
-    assert train_options() == ClosedOptions() == train_options("closed", steps=None, project=None)
-    assert train_options("sgd", project=None, damping=None, buckets=7) == SgdOptions(buckets=7)
-    with pytest.raises(TypeError, match="stepps"):
-        train_options("sgd", stepps=3)
-
-
 @pytest.mark.parametrize(
     ("spec", "message", "remedy"),
     [
@@ -260,11 +228,3 @@ def test_specs_of_methods_have_the_same_options(spec: str, message: str, remedy:
     with pytest.raises(UsageError, match=message) as caught:
         open_method(spec)
     assert remedy in str(caught.value.fix)
-
-
-def test_what_is_not_given_is_left_to_settings() -> None:
-    flags = Flags(QueryOptions, BuildOptions, only=("top", "store_text", "chat"), top={"default": 3})
-    values = {"top": 3, "no_text": False, "chat": None, "other": 1}
-    assert flags.given(values) == {"top": 3} and values == {"other": 1}
-    values = {"top": 0, "no_text": True, "chat": False}
-    assert flags.given(values) == {"top": 0, "store_text": False, "chat": False}

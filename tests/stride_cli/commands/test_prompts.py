@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stride_cli.commands.prompts import BadInput, Prompt, answered, count_prompts, read_prompts
-from stride_cli.data.query_files import named_file
-from stride_cli.errors import QueryError, StrideError, UsageError
+from stride_cli.commands.prompts import Prompt, read_prompts
+from stride_cli.errors import QueryError
 
 
 def prompts_of(tmp_path: Path, content: bytes) -> list[Prompt]:
@@ -73,68 +66,6 @@ def test_ids_are_those_of_documents(tmp_path: Path) -> None:
         tmp_path, b'{"id": 7, "prompt": "a"}\n{"id": "b", "prompt": 3}\n{"id": null, "prompt": "c"}'
     )
     assert [each.id for each in found] == ["7", "b", None]
-
-
-def test_a_file_without_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(QueryError, match="holds no prompt"):
-        prompts_of(tmp_path, b"\n \n")
-    with pytest.raises(UsageError, match="there is no file"):
-        read_prompts([], tmp_path / "gone", "stride query")
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    with pytest.raises(QueryError, match="stdin holds no prompt"):
-        list(read_prompts(["-"], None, "stride query"))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
-    """stride query --file <(command)"""
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("one\ntwo\n"))
-    writer.start()
-    assert count_prompts(tmp_path / "pipe") == 0  # how many come is not known
-    found = [prompt.asked["prompt"] for prompt in read_prompts([], tmp_path / "pipe", "stride query")]
-    writer.join()
-    assert found == ["one", "two"]
-    with pytest.raises(UsageError, match="is a pipe"):
-        named_file(tmp_path / "pipe")
-
-
-class Session:
-    """Answers with the prompt itself; one that is "bad" has no answer."""
-
-    def outcomes(self, prompts: Any, options: Any) -> Any:
-        for prompt in list(prompts):  # all are read before the first is answered
-            if isinstance(prompt, StrideError):
-                yield prompt
-            elif prompt["prompt"] == "bad":
-                yield QueryError("the prompt is bad", fix="another")
-            else:
-                yield prompt["prompt"]
-
-
-def test_outcomes_find_their_prompts(tmp_path: Path, run, capsys: pytest.CaptureFixture[str]) -> None:
-    found = prompts_of(tmp_path, b'one\n{}\nbad\n{"id": "x", "prompt": "bad"}\ntwo\n')
-    session: Any = Session()
-    options: Any = None
-    bad = BadInput("record", as_json=True)
-    got = [(prompt.line, answer) for prompt, answer in answered(session, found, options, bad, given={})]
-    assert got == [(1, "one"), (5, "two")] and bad.count == 3
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(record["line"], record.get("id")) for record in records] == [(2, None), (3, None), (4, "x")]
-    file = f"{tmp_path}/prompts.txt"
-    assert records[1] == {
-        "schema": "stride.bad_input/1",
-        "source": file,
-        "line": 3,
-        "message": f"{file}:3: the prompt is bad",
-        "fix": "another",
-    }
-    skipping = BadInput("skip", as_json=True)
-    assert len(list(answered(session, found, options, skipping, given={}))) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("skipped ") == 3 and f"{file}:3: the prompt is bad" in told.err
-    with pytest.raises(QueryError, match=r"prompts\.txt:2: "):
-        list(answered(session, found, options, BadInput("error", as_json=True), given={}))
 
 
 def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> None:

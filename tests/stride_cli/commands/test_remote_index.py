@@ -77,13 +77,6 @@ def test_a_query_has_the_same_answer(run, workspace, remote, monkeypatch):
     assert run(command.removesuffix(" --index {}")).records[0]["hits"] == here.records[0]["hits"]
 
 
-def test_the_settings_file_may_name_a_url(run, remote, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("stride.yaml").write_text(f"general:\n  index: {remote}\n")
-    found = run("index info --json")
-    assert found.code == 0 and found.records[0]["index"] == remote
-
-
 WRITERS = [
     "train --index {}",
     "train --index {} --overwrite",
@@ -104,14 +97,6 @@ def test_what_writes_refuses(run, workspace, remote, command):
     assert found.err.startswith(f"error: index {remote} ") and "cannot be written" in found.err
     assert "\n  fix: " in found.err and found.err.count("\n") == 2
     assert {file: file.stat().st_mtime_ns for file in workspace.rglob("*")} == before
-
-
-@pytest.mark.parametrize("out", ["https://host/new.stride", "s3://bucket/new.stride"])
-def test_a_build_needs_a_directory(run, workspace, tmp_path, monkeypatch, out):
-    monkeypatch.chdir(tmp_path)
-    found = run(f"index build {workspace}/corpus.jsonl --model {workspace}/model --out {out}")
-    assert found.code == 2 and f"error: index {out} " in found.err and "\n  fix: " in found.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_reached_is_told_in_a_line(run, served):

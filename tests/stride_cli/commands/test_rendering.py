@@ -16,7 +16,6 @@ from stride_cli.commands.rendering import render_answer
 from stride_cli.data.queries import Query
 from stride_cli.recovery.lasso import Solution
 from stride_cli.recovery.ranking import Hit
-from stride_cli.recovery.recall import Recall
 
 PASSAGE = (
     "The French Revolution began in 1789, when the Estates-General met at Versailles and the people of Paris "
@@ -82,19 +81,6 @@ def together(width: int, found: Answer | None = None, **options) -> str:
     return " ".join(shown(width, found, **options).split())
 
 
-def test_where_numbers_come_from_is_told() -> None:
-    assert "not read" not in shown(100)
-    read = together(100, replace(answer(), read=40, stated_recall=Recall(10, 9, 0.95)))
-    assert "40 chunks read from their own gradients, others recovered from 300 subsets" in read
-    assert "with 95% confidence at least 9 of the 10 strongest chunks were read" in read
-    assert read.count("estimated, not read") == 3  # of four hits: one has no weight at all
-    estimated = replace(answer(), read=40, estimated=True)
-    assert "from projections, shared pairs of tokens and 300 subsets" in together(100, estimated)
-    many = replace(estimated, solution=replace(estimated.solution, n_chunks=300 * 64 + 1))
-    assert "estimated from projections and shared pairs of tokens" in together(100, many)
-    assert "cannot be told" in together(100, replace(answer(), read=40, stated_recall=Recall(10, 0, 0.95)))
-
-
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_everything_is_there_and_fits(width: int) -> None:
     text = shown(width)
@@ -111,28 +97,6 @@ def test_everything_is_there_and_fits(width: int) -> None:
     assert "40% score +100 history/one" in told and "1 indistinguishable chunk" in told
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
     assert width >= 140 or PASSAGE in told
-
-
-@pytest.mark.parametrize(("width", "beside"), [(139, False), (140, True), (160, True)])
-def test_opposers_stand_beside_supporters_where_there_is_room(width: int, beside: bool) -> None:
-    lines = [line for line in shown(width).splitlines() if "documents that support this" in line]
-    assert ("documents that oppose this" in lines[0]) is beside
-    alone = shown(width, answer(opposers=False))
-    assert PASSAGE in " ".join(alone.split()) and "oppose" not in alone
-
-
-def test_words_shared_with_the_query_are_highlighted(monkeypatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[1;33mRevolution\x1b[0m" in shown(100, colour=True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    plain = shown(100, colour=True)
-    assert "\x1b[1mRevolution\x1b[0m" in plain
-    assert not any(f"\x1b[{code}m" in plain or f";{code}m" in plain for code in range(30, 38))
-
-
-def test_verbose_explains_in_two_sentences() -> None:
-    assert "Look at history/one, which moved the model" in together(160, verbose=True)
-    assert "Look at" not in shown(160) and shown(160).splitlines()[1].startswith("No verdict: ")
 
 
 @pytest.mark.parametrize("word", ["clear", "weak", "guessing"])
@@ -186,36 +150,3 @@ def test_tables_notes_and_progress_show_data_as_it_is(
     assert told.out.count(HARMLESS) == 4 + 2 and HARMLESS in told.err
     assert not set(told.out) & set("\x1b\x07\x9b\u202e")
     assert not set(told.err) & set("\x07\x9b\u202e") and "\x1b]" not in told.err
-
-
-def test_bars_leave_stdout_alone_and_one_within_another_is_below_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """stderr is a terminal, stdout a file: rich would write records to the terminal."""
-    import sys
-
-    from stride_cli import output
-
-    monkeypatch.delenv("STRIDE_NO_PROGRESS", raising=False)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with output.progress("the whole") as outer, output.progress("a part", 2, unit="steps") as inner:
-        outer.describe("all of it")
-        inner.advance()
-        print("a record")
-        assert output._bars is not None and len(output._bars.tasks) == 2
-        told = output._bars.make_tasks_table(output._bars.tasks)
-    assert output._bars is None
-    found = capsys.readouterr()
-    assert found.out == "a record\n" and "a record" not in found.err
-    assert told.row_count == 2 and "\x1b[?25l" not in found.err  # the cursor is never hidden
-
-
-def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
-    import shlex
-
-    from stride_cli.commands.tables import next_step
-
-    next_step("stride", "ask", "a b/*.jsonl", "--model", "it's", "…")
-    said = capsys.readouterr().err
-    assert said == "next: stride ask 'a b/*.jsonl' --model 'it'\"'\"'s' \"…\"\n"
-    assert shlex.split(said)[1:] == ["stride", "ask", "a b/*.jsonl", "--model", "it's", "…"]

@@ -46,41 +46,6 @@ def test_prompts_become_a_page(run, workspace: Path, tmp_path: Path) -> None:
     assert all(any(passage in document for document in corpus) for passage in marked[1:])
 
 
-def test_files_stdin_and_saved_answers(run, workspace: Path, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"id": "a", "prompt": "The", "response": "war", "span": "war"}\nThe French\n')
-    index = f"--index {workspace}/run.stride"
-    filed = run(f"report --file {prompts} {index} --out {tmp_path}/file.html")
-    piped = run(f"report - {index} --out {tmp_path}/stdin.html", stdin=prompts.read_text())
-    assert filed.code == piped.code == 0, filed.err + piped.err
-    assert (tmp_path / "file.html").read_bytes() == (tmp_path / "stdin.html").read_bytes()
-    assert "a: a given response" in text_of(tmp_path / "file.html")
-    asked = run(f"query --file {prompts} {index} --top 2 --bottom 1 --verbose")
-    assert all(record["explanation"].count(".") >= 2 for record in asked.records)
-    (tmp_path / "answers.jsonl").write_text(asked.out)
-    saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --title Saved")
-    from_pipe = run(f"report --answers - --out {tmp_path}/pipe.html --title Saved", stdin=asked.out)
-    assert saved.code == from_pipe.code == 0, saved.err + from_pipe.err
-    assert (tmp_path / "saved.html").read_bytes() == (tmp_path / "pipe.html").read_bytes()
-    assert asked.records[1]["explanation"] in text_of(tmp_path / "saved.html")
-    assert "<svg" not in (tmp_path / "saved.html").read_text()
-
-
-def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text(
-        'The\n{"prompt": 1}\n{"id": "a", "prompt": "The", "response": " "}\nThe war\n'
-    )
-    line = f"--file {tmp_path}/prompts.txt --index {workspace}/run.stride --top 1 --read 0 --on-bad record"
-    reported = run(f"report {line} --out {tmp_path}/page.html --json")
-    assert reported.code == 2 and "recorded 2 bad prompts" in reported.err
-    *bad, record = reported.records
-    assert [(each["line"], each.get("id")) for each in bad] == [(2, None), (3, "a")]
-    assert record["queries"] == 2 and (tmp_path / "page.html").stat().st_size == record["bytes"]
-    (tmp_path / "answers.jsonl").write_text("\ufeff" + run(f"query {line}").out, encoding="utf-8")
-    saved = run(f"report --answers {tmp_path}/answers.jsonl --out {tmp_path}/saved.html --json")
-    assert saved.code == 0 and saved.records[0]["queries"] == 2
-
-
 def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     """To first order the steered difference is the product of the chunk's gate gradient with the query's."""
     import numpy as np

@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import MissingExtraError, NumericalError, UsageError
+from stride_cli.errors import MissingExtraError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
@@ -98,48 +98,6 @@ def test_the_answer_is_the_record_that_stride_query_prints(
     assert list(exactly) == list(printed)
 
 
-def test_an_answer_comes_before_the_passages_that_carry_its_influence(
-    client: Any, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stride_cli.attribution import passages as carriers
-
-    passes: list[Any] = []
-    carrying = carriers.token_influence
-    monkeypatch.setattr(carriers, "token_influence", lambda *given: passes.append(1) or carrying(*given))
-    body = {"prompt": PROMPT, "response": "1789", "top": 6, "bottom": 2}
-    whole = post(client, "/query", **body)
-    assert passes
-    passes.clear()
-    bare = post(client, "/query", passages="none", **body)
-    first = post(client, "/query", passages="like", **body)
-    assert not passes  # no pass through the hits' chunks
-    assert {hit["passage"] for hit in (*bare["hits"], *bare["opposers"])} == {""}
-    lines = (workspace / "corpus.jsonl").read_text().splitlines()
-    texts = {record["id"]: record["text"] for record in map(json.loads, lines)}
-    for hit in (*first["hits"], *first["opposers"]):
-        assert hit["passage"] and hit["passage"].strip("…") in texts[hit["document"]]
-    found = post(client, "/passages", **body)
-    assert len(passes) == 1
-    hits = [*whole["hits"], *whole["opposers"]]
-    wanted = [{key: hit[key] for key in ("document", "chunk", "passage")} for hit in hits]
-    assert found["passages"] == wanted and found["response"] == whole["response"]
-    passages = [[hit["passage"] for hit in each["hits"]] for each in (whole, first)]
-    assert passages[0] != passages[1]
-    # found once: what is saved has them too
-    saved = client.post("/export", json={**body, "format": "json"}).json()
-    assert [hit["passage"] for hit in (*saved["hits"], *saved["opposers"])] == [
-        each["passage"] for each in wanted
-    ]
-    assert len(passes) == 1
-    # nothing to wait for where no chunk is read
-    unread = post(client, "/query", read=0, **body)
-    assert post(client, "/passages", read=0, **body)["passages"] == [
-        {key: hit[key] for key in ("document", "chunk", "passage")}
-        for hit in (*unread["hits"], *unread["opposers"])
-    ]
-    assert len(passes) == 1
-
-
 def test_a_response_is_compared_with_another(client: Any) -> None:
     asked = {"prompt": "The French Revolution began in", "response": "1789"}
     found = client.post("/query", json={**asked, "instead": "1917"}).json()
@@ -169,53 +127,6 @@ def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
     assert [record.get("line") for record in records] == [None, 2, None, 4, 5]
     single = post(client, "/query", prompt=PROMPT, top=2)
     assert_alike(records[0], single)
-
-
-def test_prompts_are_answered_in_one_pass_as_each_alone(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One measurement, one reading, one recovery; one that cannot be answered harms no other."""
-    from stride_cli.attribution import direct
-    from stride_cli.attribution.pipeline import Pipeline
-    from stride_cli.errors import StrideError
-
-    session = server.service.shelf.find(None).session()
-    options = QueryOptions(top=5, passages="like")
-    prompts: list[Any] = [{"prompt": f"{each} was"} for each in ("Rome", "The king of France", "Paris")]
-    prompts += [{"prompt": "a " * 2000}, {"prompt": PROMPT, "response": "1789"}, {"prompt": ""}]
-    alone = [next(session.outcomes([each], options)) for each in prompts]
-    calls: list[str] = []
-
-    def counted(name: str, function: Any) -> Any:
-        return lambda *given, **named: calls.append(name) or function(*given, **named)
-
-    monkeypatch.setattr(Pipeline, "_measure_batch", counted("measure", Pipeline._measure_batch))
-    monkeypatch.setattr(direct, "exact_products", counted("read", direct.exact_products))
-    together = list(session.outcomes(prompts, options))
-    assert calls == ["measure", "read"]
-    for one, other in zip(alone, together, strict=True):
-        assert isinstance(one, StrideError) == isinstance(other, StrideError)
-        if isinstance(one, StrideError):
-            assert isinstance(other, StrideError) and one.message == other.message
-            continue
-        assert not isinstance(other, StrideError)
-        assert_alike(dict(one.to_record()), dict(other.to_record()))
-        np.testing.assert_allclose(other.responses, one.responses, atol=1e-4 * np.abs(one.responses).max())
-    assert [isinstance(each, StrideError) for each in together] == [False, False, False, True, False, True]
-    # a measurement that fails of one is made of each alone
-    calls.clear()
-    whole = Pipeline.measure
-
-    def fragile(self: Any, batches: Any, **named: Any) -> Any:
-        found = whole(self, batches, **named)
-        if any(len(batch.ids) > 1 for batch in batches):
-            raise NumericalError("not finite", fix="fp32")
-        return found
-
-    monkeypatch.setattr(Pipeline, "measure", fragile)
-    again = list(session.outcomes(prompts[:3], options))
-    for one, other in zip(alone, again, strict=False):
-        assert_alike(dict(one.to_record()), dict(other.to_record()))  # type: ignore[union-attr]
 
 
 def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, server: Server) -> None:

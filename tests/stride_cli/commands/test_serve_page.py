@@ -187,37 +187,6 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     opened.close()
 
 
-def test_words_are_chosen_by_dragging(browser: Any, server: Server) -> None:
-    opened = Page(browser, server.address.url)
-    opened.ask()
-    tokens = opened.page.locator(".token")
-    boxes = [tokens.nth(place).bounding_box() for place in (0, 1)]
-    centres = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
-    opened.page.mouse.move(*centres[0])
-    opened.page.mouse.down()
-    opened.page.mouse.move(*centres[1], steps=4)
-    opened.page.mouse.up()
-    assert opened.page.locator('.token[aria-pressed="true"]').count() == 2
-    opened.page.click("text=Back to the whole response")
-    assert opened.page.locator('.token[aria-pressed="true"]').count() == 0
-    opened.close()
-
-
-def test_a_verification_is_begun_seen_and_cancelled(browser: Any, server: Server) -> None:
-    opened = Page(browser, server.address.url)
-    opened.ask("The French Revolution began in")
-    page = opened.page
-    page.click("summary:has-text('Verify')")
-    page.locator("label:has-text('Seeds') + input").fill("30")
-    page.click("button:has-text('Verify')")
-    page.wait_for_selector("text=/of [0-9]+ models/")
-    assert page.locator("progress").is_visible()
-    page.click("button:has-text('Cancel')")
-    page.wait_for_selector("text=what was trained is kept")
-    assert opened.complaints == []
-    opened.close()
-
-
 def _picture(page: Any, name: str) -> None:
     """Kept for who wants to look, where STRIDE_TEST_PICTURES says."""
     if folder := os.environ.get("STRIDE_TEST_PICTURES"):

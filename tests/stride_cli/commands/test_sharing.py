@@ -4,8 +4,7 @@ order, whoever dies. `evaluate lds` and `compare`, which need retrained models, 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,40 +192,6 @@ def test_workers_select_as_one_process_does(
         for name, documents in alone.items():
             _close(found[name], documents, 1e-6)
     assert living_workers() == []
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_what_a_method_cannot_is_told_by_select(
-    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path
-) -> None:
-    line = f"select {task} --index {workspace}/run.stride --size 8 --out {tmp_path}/out --workers 2"
-    refused = run(f"{line} --method rds:layer=99")
-    assert refused.code == 2 and not (tmp_path / "out").exists(), refused.err
-
-
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    """Ray runs here already, for all commands of a test."""
-    ray = pytest.importorskip("ray")
-    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_tasks_of_ray_select_and_rank_causes_as_one_process_does(
-    run: Callable[..., Any], workspace: Path, task: Path, tmp_path: Path
-) -> None:
-    line = f"select {task} --index {workspace}/run.stride --size 8"
-    _, alone = selected(run, line, tmp_path / "alone")
-    _, shared = selected(run, f"{line} --engine ray --workers 2", tmp_path / "shared")
-    for name, documents in alone.items():
-        _close(shared[name], documents, 1e-6)
-    causes = f"evaluate causes --index {workspace}/run.stride --queries {task} --methods bm25,chance --fresh"
-    one, ray = run(causes), run(f"{causes} --engine ray --workers 2")
-    assert one.code == ray.code == 0 and "failed" not in ray.err, ray.err
-    _close(exact(ray.records), exact(one.records), 1e-9)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -85,14 +84,3 @@ def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, tm
         assert_same_fit(index / "operators", workspace / "run.stride" / "operators")
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=False)  # files are still mapped
-
-
-def test_a_second_fit_at_the_same_index_is_refused(run, workspace: Path, tmp_path: Path) -> None:
-    from index_format.writer import GroupWriter
-
-    index = bare(workspace, tmp_path / "run.stride")
-    with GroupWriter(index, "operators", "another process") as writer:
-        writer.scratch_path("held")
-        result = run(f"train --index {index}")
-    assert result.code == 2 and "fix: " in result.err
-    assert os.path.lexists(index / "corpus")

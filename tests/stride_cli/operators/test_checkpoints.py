@@ -24,7 +24,6 @@ from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import Opener
 from stride_cli.operators import fitting, saving
-from stride_cli.operators.checkpoints import stored_checkpoints
 from stride_cli.operators.designs import Designs, design_seed
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import FitRunOptions, resolve_settings
@@ -155,54 +154,6 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     assert measured.losses[0] == pytest.approx(asked.loss)
 
 
-def test_the_record_lists_them_and_the_index_names_them(run_folder: Path, bare: Path) -> None:
-    from stride_cli.schema import json_schema
-
-    chosen = kept(run_folder)
-    # the index's own model and a second copy of a checkpoint's weights take part once
-    record = api.train(
-        bare, api.ClosedOptions(**QUICK, checkpoints=[chosen[2], run_folder / "model", chosen[0], chosen[2]])
-    )
-    assert [entry["path"] for entry in record["checkpoints"]] == [str(chosen[2]), str(chosen[0])]
-    from jsonschema import Draft202012Validator
-
-    Draft202012Validator(json_schema("stride.train/1")).validate(json.loads(json.dumps(record)))
-    stored = Index.open(bare).group_attributes("operators")["checkpoints"]
-    assert [(bare / entry["path"]).resolve() for entry in stored] == [chosen[2], chosen[0]]
-    assert [entry["model_fingerprint"] for entry in stored] == [
-        entry["fingerprint"] for entry in record["checkpoints"]
-    ]
-    assert all(entry["layer"] == record["layer"] for entry in stored)
-
-
-def test_an_index_with_checkpoints_is_verified_and_appended_to(run_folder: Path, tmp_path: Path) -> None:
-    from index_format.verify import verify
-    from stride_cli.corpus.build import append_to_index
-    from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.language.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.tokenizer import load_tokenizer
-
-    index = Path(shutil.copytree(run_folder / "run.stride", tmp_path / "run.stride"))
-    assert verify(index) == []
-    more = tmp_path / "more.jsonl"
-    more.write_text(json.dumps({"id": "new", "text": "Bread was dear in Paris that winter."}) + "\n")
-    tokenizer = load_tokenizer(run_folder / "model")
-    append_to_index(
-        index,
-        [str(more)],
-        tokenizer=tokenizer,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        reading=ReadOptions(),
-    )
-    assert verify(index) == []
-    assert len(api.Session.open(index).checkpoints) == 2
-    (damaged,) = index.glob("operators/checkpoint_2.logit_gates/c/0/*")
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
-    assert [problem.kind for problem in verify(index)] == ["content"]
-
-
 def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
     run_folder: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,17 +197,6 @@ def test_killed_between_checkpoints_it_ends_with_the_same_bits(
     assert not (bare / "operators").exists()
     prepared.run(command, check=True)
     assert_same_fit(bare / "operators", run_folder / "run.stride" / "operators")
-
-
-def test_operators_that_share_a_design_are_refused(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = Index.open(run_folder / "run.stride")
-    attributes = index.group_attributes("operators")
-    for entry in attributes["checkpoints"]:
-        del entry["design_seed"]
-    monkeypatch.setattr(Index, "group_attributes", lambda self, name: attributes)
-    with pytest.raises(IndexMismatch, match="earlier version") as refused:
-        stored_checkpoints(index)
-    assert "--checkpoints" in refused.value.fix
 
 
 @pytest.mark.parametrize("what", ["changed", "gone"])

@@ -119,25 +119,6 @@ def test_loops_add_up_what_products_do(
         torch.testing.assert_close(found, space._by_entries(read, pull), rtol=1e-5, atol=1e-5)
 
 
-def test_pairs_are_looked_up_in_parts_of_any_size(
-    model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = make_space(model, "pair-logit")
-    batch = chunks.batch(np.arange(4))
-    gates = torch.randn(4, space.gate_size, generator=torch.Generator().manual_seed(1))
-    shift = space(batch.ids, gates)
-    for entries in (1, 37, 1000):
-        monkeypatch.setattr("stride_cli.operators.pair_space._ENTRIES", entries)
-        torch.testing.assert_close(space(batch.ids, gates), shift)
-    row, position = 2, 1
-    x = int(batch.ids[row, position])
-    own = range(int(space.start[x]), int(space.start[x + 1]))
-    expected = torch.zeros(model.vocab_size)
-    for gate in own:
-        expected[space.second[gate]] = gates[row, gate] * space.factor[gate]
-    torch.testing.assert_close(shift[row, position], expected)
-
-
 @pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
 def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other: str) -> None:
     spaces = [make_space(model, name) for name in NAMES if name != other]
@@ -164,16 +145,6 @@ def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReade
     z = drawn[0].mean(0) / (drawn[0].std(0) / draws**0.5)
     assert float(z.abs().mean()) < 1.0  # |z| of a standard normal has mean 0.80
     assert float(z.abs().max()) < 4.5
-
-
-def test_a_row_without_scored_tokens_has_no_gradient(model, chunks: ChunkReader) -> None:
-    batch = chunks.batch(np.arange(2))
-    batch.weights[1] = 0
-    spaces = [make_space(model, name) for name in NAMES if name != "mlp-matrix"]
-    gradients, loss = gate_gradients(SteeredModel(model, spaces, LAYER), batch)
-    assert all(float(gradient[1].abs().max()) == 0 for gradient in gradients)
-    assert all(float(gradient[0].abs().max()) > 0 for gradient in gradients)
-    assert float(loss[1]) == 0
 
 
 def test_activations_that_are_not_finite_are_named(fresh_model, chunks: ChunkReader) -> None:
@@ -251,9 +222,3 @@ def test_the_matrices_of_a_layer_are_stored_with_it() -> None:
     # forward is its adjoint
     gates = torch.randn(2, space.gate_size, generator=generator)
     torch.testing.assert_close((again(read, gates) * pull).sum((1, 2)), (gates * found).sum(1))
-
-
-@pytest.mark.parametrize("layers", [[1, 1], [0, 2], [1, 0], [0], [0, 0, 1], [-1, 0]])
-def test_matrices_of_no_such_layers_are_refused(layers: list[int]) -> None:
-    with pytest.raises(ValueError, match="matrices of layers"):
-        SPACES["linear-matrix"].from_bases([torch.zeros(1, 2)] * 2, [torch.zeros(2, 1)] * 2, layers)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.data.batches import pad_batch
-from stride_cli.errors import NumericalError
 from stride_cli.operators import head
-from stride_cli.operators.head import check_finite, head_blocks
+from stride_cli.operators.head import head_blocks
 
 WIDTH = 6
 
@@ -102,13 +98,6 @@ def test_labels_are_drawn_as_the_model_predicts() -> None:
     expected = model.logits(final)[0, 0].softmax(-1)
     torch.testing.assert_close(shares, expected, atol=3e-4, rtol=0)
     torch.testing.assert_close(block.expected(torch.tensor([4.0])), expected.double(), atol=1e-6, rtol=0)
-
-
-def test_the_row_that_is_not_finite_is_named() -> None:
-    batch = pad_batch(np.array([7, 9]), [np.arange(3), np.arange(3)], [np.ones(3, np.float32)] * 2)
-    with pytest.raises(NumericalError, match="row 9 is not finite"):
-        check_finite(torch.tensor([1.0, float("nan")]), batch)
-    check_finite(torch.tensor([1.0, 2.0]), batch)
 
 
 def test_a_label_without_probability_is_never_drawn() -> None:

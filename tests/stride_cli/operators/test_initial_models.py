@@ -12,7 +12,6 @@ import pytest
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.corpus.build import append_to_index
-from stride_cli.corpus.plan import CorpusCounts, plan_index
 from stride_cli.data.batches import BEFORE, packed, unpacked
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
@@ -116,23 +115,3 @@ def test_a_base_that_is_none_is_refused(own: Path, tmp_path: Path) -> None:
     (own / "base/tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UsageError, match="tokenizer"):
         fit(index, base=str(own / "base"))
-
-
-def test_a_base_may_pad_otherwise(own: Path) -> None:
-    config = json.loads((own / "base/tokenizer_config.json").read_text())
-    tokenizer = json.loads((own / "base/tokenizer.json").read_text())
-    known = next(token for token in tokenizer["model"]["vocab"] if len(token) == 1)
-    (own / "base/tokenizer_config.json").write_text(json.dumps(config | {"pad_token": known}))
-    before = load_tokenizer(own / "base")
-    assert tokenizer_fingerprint(before) != tokenizer_fingerprint(load_tokenizer(own / "model"))
-    fit(own / "run.stride", base=str(own / "base"))
-    assert Index.open(own / "run.stride").has(BEFORE)
-
-
-def test_the_pass_is_part_of_what_a_plan_counts(tuned: Path) -> None:
-    index = Index.open(tuned / "run.stride")
-    fit(tuned / "run.stride")
-    kept = Index.open(tuned / "run.stride")
-    planned = plan_index(CorpusCounts(0, index.n_chunks, index.n_tokens), finetuned=True)["pass_bytes"]
-    assert planned == kept.shape(BEFORE)[0] + kept.shape("operators/seen")[0]
-    shutil.rmtree(tuned / "run.stride" / "operators")

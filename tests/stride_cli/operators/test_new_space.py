@@ -14,7 +14,6 @@ import torch
 from index_format.reader import Index
 from stride_cli import api
 from stride_cli.data.batches import ChunkReader
-from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.bases import label_uniforms
 from stride_cli.operators.closed import fit_spaces
@@ -129,17 +128,3 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
         best = answer.supporters[0].document
         first += answer.document_ids[best] == document["id"]
     assert first >= 5
-
-
-def test_it_takes_part_in_sums(index_path: Path) -> None:
-    """Beside a space whose basis is whitened elsewhere; what it cannot do is refused."""
-    index, operators = train(index_path, "logit+random-projection")
-    assert [space.name for space in operators.spaces] == ["logit", "random-projection"]
-    assert operators.direct_scale is None  # F is not the identity in all gates
-    assert index.group_attributes("operators")["step_agreement"] > 0.99  # first order and steered agree
-    for options in (
-        api.SgdOptions(space="random-projection"),
-        api.ClosedOptions(space="random-projection", project=64),
-    ):
-        with pytest.raises(UsageError):
-            api.train(index_path, options, overwrite=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,14 @@ import pytest
 import torch
 
 from stride_cli.data.batches import ChunkReader
-from stride_cli.errors import out_of_memory
-from stride_cli.models import devices
-from stride_cli.operators import device_memory, gradient_sums, gradients, subset_sums
+from stride_cli.operators import gradient_sums, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.device_memory import ShrinkingBatches, tokens_at_once
 from stride_cli.operators.exact_response import pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projections import Folding, encode
-from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.operators.subset_sums import DeviceSums, SubsetSums, rows_at_once
+from stride_cli.operators.subset_sums import DeviceSums, SubsetSums
 
 K, CPU = 12, torch.device("cpu")
 SETTINGS = ClosedSettings(
@@ -150,15 +145,6 @@ def test_batches_are_halved_where_memory_runs_out(
         list(gradients.weighted_gradients(SteeredModel.of(model, in_memory), chunks, np.arange(3)))
 
 
-def test_what_no_single_row_has_memory_for_is_refused(chunks: ChunkReader) -> None:
-    def never(batch: Any) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
-
-    with pytest.raises(RuntimeError, match="can't allocate"):
-        list(ShrinkingBatches().each([chunks.batch(np.arange(4))], never))
-    assert not out_of_memory(RuntimeError("shapes do not match"))
-
-
 @pytest.mark.parametrize("count", [64, 192, 2048])  # the last: more than gates
 def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stride_cli.operators.device_sums._NUMBERS", 5000)
@@ -172,50 +158,6 @@ def test_folding_on_a_device_is_the_folding(count: int, monkeypatch: pytest.Monk
     assert same(step, wanted_step) and step[3] == 0 and codes.dtype == np.uint8
     differ = np.unpackbits(codes ^ wanted_codes, axis=1).astype(bool)
     assert (np.abs(folding(rows))[differ] < 1e-5).all()
-
-
-def test_turns_are_planned_by_what_is_free_and_told(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    device = torch.device("cuda:0")
-    gigabyte = 1 << 30
-    monkeypatch.setattr(subset_sums, "total_bytes", lambda device: 16 * gigabyte)
-    monkeypatch.setattr(subset_sums, "free_bytes", lambda device: 12 * gigabyte)
-    # a quarter of the card for a batch, 2 GB for the head, 2 beside: 4 GB are left, 2³⁰ numbers
-    assert rows_at_once(1000, 1 << 20, device, beside=2 * gigabyte) == 1000
-    assert rows_at_once(1000, 1 << 22, device, beside=2 * gigabyte) == 256
-    assert rows_at_once(1000, 1 << 31, device) == 1
-    monkeypatch.setattr(subset_sums, "DeviceSums", lambda count, sizes, device, rows: rows)
-    assert subset_sums.subset_sums(200, [1 << 22], device, beside=2 * gigabyte) == 200
-    assert "3.4 GB, are added up on cuda:0 of 12.9 GB that are free" in capsys.readouterr().err
-    assert subset_sums.subset_sums(1000, [1 << 22], device, beside=2 * gigabyte) == 256
-    told = capsys.readouterr().err
-    assert "4 passes over the corpus, 250 subsets each, 4.2 GB of 12.9 GB that are free" in told
-    # a device that has next to no room
-    monkeypatch.setattr(subset_sums, "free_bytes", lambda device: 5 * gigabyte)
-    assert type(subset_sums.subset_sums(40, [8], device)) is SubsetSums
-    assert "are added up in memory" in capsys.readouterr().err
-
-
-def test_memory_of_the_cpu_is_not_asked_for() -> None:
-    assert devices.total_bytes(CPU) == 0 and device_memory.free_bytes(CPU) is None
-    assert rows_at_once(1000, 1 << 30, CPU) == 1000
-    assert type(subset_sums.subset_sums(3, [4], CPU)) is SubsetSums
-
-
-def test_tokens_at_once() -> None:
-    """A small model: as many as ever. SmolLM2-135M: what 2 GB hold of its activations, more where fewer
-    blocks are differentiated, all where only logits are steered."""
-
-    def model(layers: int, width: int) -> Any:
-        return SimpleNamespace(n_layers=layers, d_model=width, device=torch.device("cpu"))
-
-    default = space_classes(("mlp-matrix", "logit", "token-logit"))
-    assert tokens_at_once(model(4, 128), default, 3) == 4096
-    large = model(30, 576)
-    inside = tokens_at_once(large, space_classes(("linear-matrix", "logit")), 20)
-    assert 400 < inside < tokens_at_once(large, default, 20) < 1000
-    residual = tokens_at_once(large, space_classes(("residual-matrix", "logit")), 20)
-    assert residual > 3 * inside
-    assert tokens_at_once(large, space_classes(("logit", "token-logit")), 20) == 4096
 
 
 def test_bf16_gives_the_same_responses(model, fresh_model, chunks: ChunkReader, columns) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_format.errors import IndexDamaged, IndexExists, IndexMismatch
+from index_format.errors import IndexExists, IndexMismatch
 from index_format.reader import Index
 from index_format.verify import verify
-from index_format.writer import GroupWriter
 from stride_cli import api, parallel
 from stride_cli.attribution.estimates import Estimates
 from stride_cli.corpus.build import append_to_index
@@ -23,11 +22,10 @@ from stride_cli.errors import UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.spec import ModelSpec
-from stride_cli.operators import corpus_pass, gradient_sums, redundancy, store
-from stride_cli.operators import projection_pass as module
+from stride_cli.operators import corpus_pass, gradient_sums
 from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.operators.store import Operators, array_name
+from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
 from tests.same_fit import assert_same_fit
 
@@ -155,44 +153,6 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     assert_same_fit(apart / "operators", copied / "operators")
 
 
-def test_what_they_have_in_common_is_found_again_where_it_is_of_another_form(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project(copied)
-    other = redundancy.FORM + 1
-    for place, name in ((module, "COMMON_FORM"), (store, "COMMON_FORM"), (redundancy, "FORM")):
-        monkeypatch.setattr(place, name, other)
-    assert Operators.from_index(Index.open(copied)).shared is None
-    monkeypatch.setattr(gradient_sums, "chunk_gradients", lambda *given: pytest.fail("a chunk is read"))
-    project(copied)
-    assert Operators.from_index(Index.open(copied)).shared is not None
-    with pytest.raises(IndexExists, match="every chunk already"):
-        project(copied)
-
-
-def test_sketches_of_stride_0_1_are_replaced(copied: Path) -> None:
-    index = Index.open(copied)
-    attributes = index.group_attributes("operators")
-    for entry in (attributes, *attributes["checkpoints"]):
-        for name in ("project", "projected", "project_seed"):
-            del entry[name]
-        del entry["settings"]["project"]
-        entry |= {"sketch": 768, "sketch_seed": 0}
-        entry["settings"]["sketch"] = 768
-    with GroupWriter(copied, "operators", "as stride 0.1 left it") as writer:
-        for name in index.names("operators"):
-            writer.append(name, index.array(name))
-        for place in (0, 1):
-            writer.append(array_name("sketch_codes", place), np.zeros((index.n_chunks, 96), np.uint8))
-        writer.publish({name: value for name, value in attributes.items() if name != "arrays"})
-    assert Operators.from_index(Index.open(copied)).projections is None
-    project(copied)
-    found = Index.open(copied)
-    assert not any("sketch" in name for name in found.names("operators"))
-    assert "sketch" not in json.dumps(found.group_attributes("operators"))
-    assert Operators.from_index(found, 1).projections is not None
-
-
 def test_what_it_cannot_do_is_refused(
     trained: Path, other: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,14 +175,6 @@ def test_what_it_cannot_do_is_refused(
     monkeypatch.setattr(type(strange), "fingerprint", property(lambda model: "of another"))
     with pytest.raises(IndexMismatch, match="another model"):
         api.train(copied, api.ClosedOptions(project=128), model=strange)
-
-
-def test_more_projections_than_chunks_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project(copied)
-    index = Index.open(copied)
-    monkeypatch.setattr(index, "n_chunks", 3)
-    with pytest.raises(IndexDamaged, match="of 3 chunks"):
-        Operators.from_index(index)
 
 
 KILLED = "train --project 64 --save-seconds 0 --device cpu --dtype fp32 --index"

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index_format.errors import IndexDamaged
-from index_format.shards import ShardedArray
 from stride_cli.attribution import estimates as estimating
 from stride_cli.attribution.direct import Exact, exact_products, influence_unit, query_gradients
 from stride_cli.attribution.estimates import Estimates
-from stride_cli.corpus.gate_budget import projection_bytes
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
@@ -126,19 +124,6 @@ def test_turning_is_the_product_with_a_hadamard_matrix(
     np.testing.assert_array_equal(np.delete(found, within, 1), np.delete(numbers, within, 1))
 
 
-@pytest.mark.parametrize("count", [1024, 8 * 8256])
-def test_signs_say_the_more_the_more_there_are_of_gradients_with_a_few_large_gates(count: int) -> None:
-    """Errors are as large as they say also where most gates are next to nothing, which a place that holds
-    only a few of them would show by its sign alone."""
-    random = np.random.default_rng(0)
-    own = (random.normal(size=(40, 200_000)) * random.pareto(2.0, (40, 200_000))).astype(np.float32)
-    asked = own[:5] + random.normal(size=(5, 200_000)).astype(np.float32)
-    codes, step = encode(Folding(200_000, count, 1)([torch.from_numpy(own)]))
-    found, noise = Projections(codes, step, 1).products([torch.from_numpy(asked)])
-    errors = (found - asked @ own.T) / (noise[:, None] * step)
-    assert np.sqrt(np.square(errors).mean()) == pytest.approx(1.0, abs=0.15)
-
-
 @pytest.mark.parametrize("size", [5000, 300])
 def test_estimates_are_unbiased(size: int) -> None:
     """Over foldings: a product of .5, with the noise of 8 b numbers and of what rounding to signs adds, which
@@ -190,17 +175,6 @@ def test_the_scan_is_the_product_of_signs_with_rounded_numbers(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_codes_in_several_files_and_threads_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    codes, step = encode(random.normal(size=(50, 256)).astype(np.float32))
-    asked = [torch.from_numpy(random.normal(size=(9, 700)).astype(np.float32))]
-    whole = Projections(codes, step, 1).products(asked)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    pieces = ShardedArray([codes[:7], codes[7:8], codes[8:]])
-    for again, once in zip(Projections(pieces, step, 1).products(asked), whole, strict=True):
-        np.testing.assert_array_equal(again, once)
-
-
 def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fitted, asked) -> None:
     steered = SteeredModel.of(model, fitted)
     responses = measure_linear(steered, asked)
@@ -226,10 +200,6 @@ def queries_of(chunks: ChunkReader) -> QuerySet:
 
 def workspace_of(model, chunks: ChunkReader) -> Workspace:
     return Workspace(None, model, chunks, 0)
-
-
-def standard(values: np.ndarray) -> np.ndarray:
-    return (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True)
 
 
 def strengths(found: Estimates, *, alone: bool = False) -> np.ndarray:
@@ -339,22 +309,6 @@ def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest
     assert sampled[1] == pytest.approx(whole[1], rel=0.03)
     assert sampled[0] == pytest.approx(whole[0], abs=0.05 * whole[1])
     assert np.isin(chunks, all_chunks).mean() > 0.97
-
-
-def test_they_survive_their_arrays(fitted: Operators, capsys: pytest.CaptureFixture[str]) -> None:
-    arrays, attributes = fitted.to_arrays()
-    back = Operators.from_arrays(arrays, attributes).projections
-    assert back is not None and fitted.projections is not None
-    np.testing.assert_array_equal(back.codes, fitted.projections.codes)
-    np.testing.assert_array_equal(back.step, fitted.projections.step)
-    assert (back.size, len(back), back.seed) == (BYTES, 40, 0)
-    assert (attributes["project"], attributes["projected"]) == (BYTES, 40)
-    kept = sum(arrays[f"projection_{name}"].nbytes for name in ("codes", "step"))
-    assert kept == back.nbytes == projection_bytes(40, BYTES)
-    # what stride 0.1 kept instead is passed over, and said
-    old = {name: value for name, value in attributes.items() if "project" not in name}
-    assert Operators.from_arrays(arrays, old | {"sketch": 768}).projections is None
-    assert "stride train --project" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from index_format.errors import IndexDamaged
 from stride_cli.attribution.estimates import Shared
 from stride_cli.operators import redundancy
 from stride_cli.operators.projections import Folding, Projections, encode
@@ -82,25 +81,8 @@ def test_copies_share_alike_whichever_were_drawn(noise: float, monkeypatch: pyte
     assert left.std() < 0.05 and abs(left.mean()) < 0.2
 
 
-def test_where_nothing_is_shared_there_is_nothing() -> None:
-    """Nothing to speak of: the ridge is ten times what stands out by chance."""
-    assert Redundancy.of(projected(gradients(0.0))).values.max(initial=0.0) < 1.5
-
-
 def test_chunks_without_gradient_share_nothing() -> None:
     found = Redundancy.of(projected(np.zeros((N, P))))
     assert found.vectors.shape == (N, 1) and not found.vectors.any() and found.values.tolist() == [0.0]
     again = read_redundancy(found.arrays(), STORED, N)
     assert again is not None and again.means.tolist() == [0.0]
-
-
-def test_it_is_read_as_it_was_stored() -> None:
-    found = Redundancy.of(projected(gradients()))
-    again = read_redundancy(found.arrays(), STORED, N)
-    assert again is not None
-    np.testing.assert_array_equal(again.vectors, found.vectors)
-    np.testing.assert_array_equal(again.values, found.values)
-    assert read_redundancy({}, STORED, N) is None
-    assert read_redundancy(found.arrays(), {}, N) is None  # of another form
-    with pytest.raises(IndexDamaged, match="rows of"):
-        read_redundancy(found.arrays(), STORED, N + 1)

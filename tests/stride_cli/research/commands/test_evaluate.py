@@ -95,22 +95,6 @@ def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_pat
     assert record["spearman"]["mean"] == pytest.approx(np.mean(expected))
 
 
-def test_baseline_ranks_documents(run, measured: Path, tmp_path: Path) -> None:
-    line = f"baseline tfidf --index {measured}/bare.stride --queries {measured}/queries.jsonl --top 3"
-    result = run(line)
-    assert result.code == 0, result.err
-    assert [record["query"] for record in result.records] == ["q0", "q1", "q2", "q3"]
-    documents = [json.loads(text)["id"] for text in (measured / "corpus.jsonl").read_text().splitlines()]
-    for record, document in zip(result.records, documents[:QUERIES], strict=True):
-        check(record)
-        assert record["hits"][0]["document"] == document and record["hits"][0]["rank"] == 1
-        scores = [hit["score"] for hit in record["hits"]]
-        assert scores == sorted(scores, reverse=True) and 0 < len(scores) <= 3
-    wrong = run(f"{line} --scores {tmp_path}/scores.txt")
-    assert wrong.code == 2 and "expected a .npy file" in wrong.err and wrong.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_files_that_are_asked_for_are_written_whoever_reads_stdout(
     prepared: Prepared, measured: Path, tmp_path: Path
 ) -> None:
@@ -132,30 +116,6 @@ def test_files_that_are_asked_for_are_written_whoever_reads_stdout(
             )
             assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
             assert page.exists() if line is compare else np.load(scores).any()
-
-
-def test_methods_are_listed(run) -> None:
-    from stride_cli.research.methods.registry import METHODS
-
-    records = run("baseline --list").records
-    assert [record["method"] for record in records] == list(METHODS)
-    for record in records:
-        check(record)
-    missing = run("baseline")
-    assert missing.code == 2 and "stride baseline --list" in missing.err
-
-
-def test_distribution(run, measured: Path) -> None:
-    line = f"--index {measured}/bare.stride --queries {measured}/queries.jsonl"
-    result = run(f"evaluate distribution {line} --methods chance,tfidf:top=4")
-    assert result.code == 0, result.err
-    dense, sparse = result.records
-    for record in result.records:
-        check(record)
-        assert record["gini"] >= record["sparsity"] and record["chunks"] == N
-        assert record["curve"][-1] == {"share": 1.0, "mass": pytest.approx(1)}
-    assert dense["sparsity"] == 0 and dense["active_p50"] == N
-    assert sparse["sparsity"] >= 0.9 and sparse["active_mean"] <= 4 and sparse["top10_coverage"] == 1
 
 
 def prepared_run(prepared: Prepared, line: str) -> Outcome:
@@ -185,23 +145,6 @@ def test_compare_goes_on_after_a_failure(prepared: Prepared, measured: Path, tmp
         assert record["peak_memory"] > 0 and record["seconds"]["fit"] >= 0
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 3 and "graddot" in text and "http:" not in text and "https:" not in text
-
-
-def test_every_method_is_told_net_of_the_given_one(run, prepared: Prepared, measured: Path) -> None:
-    """Also the reference, which runs before it."""
-    line = f"evaluate compare --index {measured}/run.stride --draws 100 --alpha 0.5 --given tfidf"
-    result = prepared_run(prepared, f"{line} --methods graddot,chance,tfidf")
-    assert result.code == 0, result.err
-    assert [record["method"] for record in result.records] == ["graddot", "tfidf", "chance"]
-    steep, lexical, chance = result.records
-    assert lexical["partial"]["given"] is None
-    for record in (steep, chance):
-        check(record)
-        assert record["reference"] == "graddot" and record["partial"]["given"] == "tfidf"
-        assert -1 <= record["partial"]["mean"] <= 1
-    assert steep["partial"]["mean"] != steep["spearman"]["mean"]
-    unknown = run(f"{line} --methods graddot,chance")
-    assert unknown.code == 2 and "not among the methods" in unknown.err
 
 
 def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -247,23 +190,6 @@ def close(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def test_tail_patch(run, measured: Path) -> None:
-    line = f"evaluate tail-patch --index {measured}/run.stride --top 3,5 --lr 0.01 --draws 2"
-    result = run(f"{line} --methods graddot,chance")
-    assert result.code == 0, result.err
-    assert [(r["method"], r["k"]) for r in result.records] == [
-        ("graddot", 3),
-        ("graddot", 5),
-        ("chance", 3),
-        ("chance", 5),
-    ]
-    for record in result.records:
-        check(record)
-        lift = record["attributed"]["mean"] - record["random"]["mean"]
-        assert record["lift"]["mean"] == pytest.approx(lift)
-    assert result.records[0]["lift"]["low"] > 0  # the steepest chunks beat random ones
-
-
 def test_removal_and_its_resumption(run, measured: Path) -> None:
 
     copy = measured / "removal.stride"
@@ -281,16 +207,6 @@ def test_removal_and_its_resumption(run, measured: Path) -> None:
     assert len(kept) == 1 + 2 + 1
     assert run(line).records == result.records
     assert {path: path.stat().st_mtime_ns for path in store.glob("*.outcome")} == kept
-
-
-def test_loo(run, measured: Path) -> None:
-    line = f"evaluate loo --index {measured}/run.stride --methods tfidf,chance --chunks 3 --workers 1"
-    result = run(f"{line} --seeds 1")
-    assert result.code == 0, result.err
-    for record in result.records:
-        check(record)
-        assert (record["chunks"], record["seeds"], record["ceiling"]) == (3, 1, None)
-        assert -1 <= record["spearman"]["mean"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -324,16 +240,6 @@ def test_bad_input_is_named_with_a_remedy(run, measured: Path, line: str, messag
     assert message in result.err and "fix: " in result.err
     assert fix.format(w=measured) in result.err.partition("fix: ")[2]
     assert result.out == ""
-
-
-def test_tables_on_a_terminal(run, measured: Path, monkeypatch) -> None:
-    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
-    monkeypatch.setenv("COLUMNS", "160")
-    index = f"--index {measured}/run.stride"
-    table = run(f"evaluate lds {index} --methods tfidf,chance --draws 100").out
-    assert "LDS (Spearman)" in table and "noise ceiling" in table and "±" in table
-    assert "top-10 % coverage" in run(f"evaluate distribution {index} --method chance").out
-    assert "document" in run(f"baseline bm25 {index} --top 1").out
 
 
 def test_classifiers(run, tmp_path: Path) -> None:

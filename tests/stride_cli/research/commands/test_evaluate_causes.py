@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from stride_cli.models.spec import ModelSpec
-from stride_cli.research.evaluation.known_answers import is_right
 from stride_cli.schema import json_schema
 
 
@@ -105,20 +104,6 @@ def test_only_what_the_model_has_learnt_counts(run, workspace: Path, asked: Path
     assert {record["query"] for record in of(result.records, "stride.cause_ranks/1")} == {"right"}
     none = run(f"{line} --base {workspace}/model")
     assert none.code == 2 and "the base model 1: none counts" in none.err
-
-
-@pytest.mark.parametrize(
-    ("answer", "response", "right"),
-    [
-        ("  Paris, of\ncourse", "paris", True),
-        ("in New   York.", "In new york", True),
-        ("15 of them", "1", False),
-        ("Parisian", "Paris", False),
-        ("Rome", "Paris", False),
-    ],
-)
-def test_what_a_right_answer_is(answer: str, response: str, right: bool) -> None:
-    assert is_right(answer, response) is right
 
 
 GOOD = {"id": "a", "prompt": "The", "response": "French", "causes": ["history/french-revolution"]}

@@ -44,13 +44,3 @@ def test_without_ties_auprc_is_scikit_learns(scores: list[int], causes: set[int]
     labels = np.isin(np.arange(12), sorted(causes))
     found = Places.of(np.array(scores, float), sorted(causes)).average_precision()
     assert found == pytest.approx(average_precision_score(labels, scores))
-
-
-def test_a_ranking_by_hand() -> None:
-    """Scores 5 4 4 1 0; the causes are a 4 and the 0: places 2 or 3, and 5."""
-    places = Places.of(np.array([5.0, 4, 4, 1, 0]), [1, 4])
-    assert places.above.tolist() == [1, 4] and places.level.tolist() == [2, 1]
-    assert places.ranks.tolist() == [2.5, 5]
-    assert places.recall_at(1) == 0 and places.recall_at(2) == 0.25 and places.recall_at(5) == 1
-    assert places.reciprocal_rank() == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert places.average_precision() == pytest.approx(((1 / 2 + 1 / 3) / 2 + 2 / 5) / 2)

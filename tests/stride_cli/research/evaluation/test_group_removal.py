@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from stride_cli.data.query_set import QuerySet
-from stride_cli.errors import CorpusError, QueryError, UsageError
+from stride_cli.errors import CorpusError, QueryError
 from stride_cli.research.evaluation.cause_queries import CauseQuery
 from stride_cli.research.evaluation.group_removal import GroupBench, Named, group_records
 from stride_cli.research.evaluation.options import RemovalOptions
@@ -40,16 +40,6 @@ def bench(*names: str) -> GroupBench:
     ids = [np.array([0, number]) for number in range(QUERIES)]
     same = QuerySet(ids, [np.array([0.0, 1.0])] * QUERIES, [str(n) for n in range(QUERIES)])
     return GroupBench(workspace, GROUPS, dict.fromkeys(names, same))
-
-
-def test_a_rule_is_part_of_a_methods_spec() -> None:
-    assert GroupRule.of("stride:stored=true,asked=odds,add=support") == GroupRule(
-        "stride:stored=true", "odds", "support"
-    )
-    assert GroupRule.of("bm25:add=support") == GroupRule("bm25", "response", "support")
-    assert GroupRule.of("tfidf:ngrams=1,top=5") == GroupRule("tfidf:ngrams=1,top=5")
-    with pytest.raises(UsageError, match="add is 'most'"):
-        GroupRule.of("bm25:add=most")
 
 
 @given(arrays(np.float64, (2, QUERIES, 6), elements=st.floats(-9, 9)))
@@ -124,18 +114,3 @@ def test_what_is_measured_is_what_was_removed(tmp_path: Path) -> None:
     again.n_chunks = len(OWNER)
     groups.measure(again, [own], sizes, [5, 6], options, store=tmp_path / "store")
     assert again.trained == 0
-
-
-def test_without_another_response_there_are_no_odds(tmp_path: Path) -> None:
-    influence = np.random.default_rng(1).normal(size=(QUERIES, len(OWNER))) * 0.1
-    trainer = AdditiveTrainer(influence)
-    trainer.n_chunks = len(OWNER)
-    groups = bench("response")
-    named = [Named(name, [np.arange(first, first + 2)] * 2) for name, first in (("low", 0), ("high", 4))]
-    before, effects = groups.measure(
-        trainer, named, groups.sizes("2"), [1], RemovalOptions(draws=1, workers=1), store=tmp_path / "store"
-    )
-    low, high, chance = group_records(groups, before, effects[0], draws=1)
-    assert low["odds"]["mean"] is None and low["shown"]["mean"] is None and low["k"] == 2
-    assert low["difference"]["mean"] == pytest.approx(low["loss"]["mean"] - high["loss"]["mean"])
-    assert chance["groups"][0]["causes_removed"] is None and low["loss"]["seed_se"] is None

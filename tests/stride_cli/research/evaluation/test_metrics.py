@@ -52,15 +52,6 @@ def test_correlations_agree_with_scipy_with_ties(pair: np.ndarray) -> None:
     assert found.kendall[0] == pytest.approx(stats.kendalltau(left, right).statistic * scale)
 
 
-def test_the_prediction_is_a_sum_over_members_whatever_the_blocks(monkeypatch) -> None:
-    generator = np.random.default_rng(0)
-    scores, masks = generator.normal(size=(3, 50)).astype(np.float32), generator.random((7, 50)) < 0.4
-    expected = [[row[mask].astype(float).sum() for mask in masks] for row in scores]
-    assert metrics.predicted_response(scores, masks) == pytest.approx(np.array(expected))
-    monkeypatch.setattr(metrics, "_COLUMNS", 8)
-    assert metrics.predicted_response(scores, masks) == pytest.approx(np.array(expected))
-
-
 def test_ceiling_is_what_a_perfect_prediction_reaches() -> None:
     """Truth = signal + noise of the same size per seed: reliability of 4 seeds is 4 / (4 + 1)."""
     generator = np.random.default_rng(1)
@@ -95,18 +86,3 @@ def test_coverage_and_active_sets_by_brute_force(scores: np.ndarray) -> None:
             assert value == pytest.approx(sum(top) / row.sum())
     n = scores.shape[1]
     assert (metrics.active_set(scores) == np.round((1 - metrics.zero_share(scores)) * n)).all()
-
-
-@pytest.mark.parametrize(
-    ("prediction", "reference", "expected"),
-    [
-        ("the cat sat", "The cat", 0.8),  # precision 2/3, recall 1
-        ("a a b", "a b b", 2 / 3),  # counted: one a, one b
-        ("x", "y", 0),
-        ("", "y", 0),
-        ("", " ", 1),
-    ],
-)
-def test_unigram_f1(prediction: str, reference: str, expected: float) -> None:
-    assert metrics.unigram_f1(prediction, reference) == pytest.approx(expected)
-    assert metrics.unigram_f1(reference, prediction) == pytest.approx(expected)

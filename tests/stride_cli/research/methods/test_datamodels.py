@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from sklearn.linear_model import RidgeCV
 
 from stride_cli.data.query_set import QuerySet
-from stride_cli.errors import UsageError
 from stride_cli.research.methods.datamodels import (
     Datamodels,
     DsDm,
     RidgeRegression,
 )
 from stride_cli.research.methods.protocol import score_all
-from stride_cli.research.methods.truth_folds import training_rows
 from stride_cli.research.training.truth import Truth
 
 
@@ -41,17 +38,6 @@ def planted(
         seeds=np.arange(3),
     )
     return truth, effects
-
-
-@pytest.mark.parametrize("kind", [Datamodels, DsDm])
-def test_planted_effects_come_back(kind) -> None:
-    truth, effects = planted(240, 40, 3, noise=0.1)
-    method = kind()
-    method.fit_truth(truth, seed=1)
-    scores = score_all(method, truth.queries)
-    assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, effects, atol=0.15)
-    assert method.bytes_per_chunk == 120 / 8
 
 
 def test_lasso_finds_few_effects_among_many_chunks() -> None:
@@ -92,17 +78,6 @@ def test_ridge_is_the_closed_form_with_the_best_left_out_error() -> None:
         np.testing.assert_allclose(found[query], expected, rtol=1e-3, atol=1e-6)
 
 
-def test_folds_part_the_rows_within_each_alpha() -> None:
-    alphas = np.array([0.3] * 30 + [0.5] * 20)
-    parts = [training_rows(alphas, fold=fold, folds=5, seed=2) for fold in range(5)]
-    for used in parts:
-        assert used[:30].sum() == 24 and used[30:].sum() == 16
-    assert (np.sum([~used for used in parts], axis=0) == 1).all()  # every row is kept for scoring once
-    assert not np.array_equal(parts[0], training_rows(alphas, fold=0, folds=5, seed=3))
-    only = training_rows(alphas, fold=0, folds=5, seed=2, alpha=0.5)
-    assert not only[:30].any() and np.array_equal(only[30:], parts[0][30:])
-
-
 def test_only_the_declared_rows_are_used() -> None:
     truth, _ = planted(40, 10, 2, noise=0.1)
     method = DsDm(fold=1, folds=4)
@@ -115,19 +90,6 @@ def test_only_the_declared_rows_are_used() -> None:
     again = DsDm(fold=1, folds=4)
     again.fit_truth(truth, seed=5)
     np.testing.assert_array_equal(score_all(again, truth.queries), scores)
-
-
-def test_queries_are_recognised_by_their_tokens() -> None:
-    truth, _ = planted(40, 10, 4, noise=0.1)
-    method = DsDm()
-    method.fit_truth(truth, seed=5)
-    order = [2, 0, 3]
-    np.testing.assert_allclose(
-        score_all(method, truth.queries.take(order)), score_all(method, truth.queries)[order], rtol=1e-5
-    )
-    other = QuerySet([np.arange(6)], [np.ones(6, np.float32)], ["elsewhere"])
-    with pytest.raises(UsageError, match="'elsewhere' is not one of the truth's 4"):
-        list(method.score(other))
 
 
 def test_the_penalty_of_few_rows_is_scikit_learns() -> None:

@@ -30,15 +30,6 @@ def test_tfidf_is_scikit_learns(ngrams, task, make_queries, sentences, monkeypat
     assert method.bytes_per_chunk == pytest.approx(held / len(sentences))
 
 
-def test_tfidf_of_tokens_counts_every_token(task, make_queries, sentences) -> None:
-    # each word is one token here, and none is a single letter: the two vocabularies are the same
-    words, tokens = TfIdf(), TfIdf(units="tokens")
-    words.fit(task)
-    tokens.fit(task)
-    queries = make_queries(sentences[:5])
-    np.testing.assert_allclose(score_all(words, queries), score_all(tokens, queries), atol=1e-6)
-
-
 def test_shared_pairs_count_by_how_rare_they_are(task, make_queries, sentences) -> None:
     method = SharedPairs()
     method.fit(task)

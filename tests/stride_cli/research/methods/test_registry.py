@@ -10,7 +10,6 @@ import pytest
 
 from stride_cli.errors import UsageError
 from stride_cli.research.methods.registry import METHODS, method_options, open_method
-from stride_cli.research.methods.truncation import Truncated
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -37,24 +36,6 @@ def test_importing_the_registry_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_options_take_the_kind_of_their_annotation() -> None:
-    method = open_method("trak:dim=64,damping=1")
-    assert (method.options.dim, method.options.damping) == (64, 1.0)
-    assert method.name == "trak:dim=64,damping=1"
-    assert open_method("trak:dim=none").options.dim is None
-    method = open_method("tfidf:ngrams=1,units=tokens")
-    assert (method.ngrams, method.units) == (1, "tokens")
-
-
-def test_top_and_shrink_are_options_of_every_method() -> None:
-    method = open_method("tfidf:ngrams=1,top=10,shrink=true")
-    assert isinstance(method, Truncated)
-    assert method.name == "tfidf:ngrams=1,top=10,shrink=true"
-    assert (method.ngrams, method.top, method.shrink) == (1, 10, True)
-    assert not isinstance(open_method("tfidf:shrink=false"), Truncated)
-    assert not isinstance(open_method("direct:shrink=true"), Truncated), "it has a shrink of its own"
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import torch
 
 from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.models.classifier.classifier_model import Standardisation
-from stride_cli.research.methods import representations, vectors
+from stride_cli.research.methods import representations
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.representations import RDS, FeatSim
-from stride_cli.research.methods.vectors import VectorTable
 
 
 def states_of(model, text: str, layer: int) -> np.ndarray:
@@ -57,18 +56,6 @@ def test_featsim_reads_scored_positions_only(task, sentences, model) -> None:
     own = states_of(model, sentences[0], -1)[-2]
     expected = cosines([own], [states_of(model, text, -1)[:-1].mean(0) for text in sentences])
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_a_table_too_large_for_memory_is_a_file(monkeypatch) -> None:
-    monkeypatch.setattr(vectors, "IN_MEMORY", 0)
-    monkeypatch.setattr(vectors, "SIMILARITY_CHUNKS", 4)
-    random = np.random.default_rng(0)
-    values = random.standard_normal((10, 3))
-    table = VectorTable(10, 3)
-    assert isinstance(table.vectors, np.memmap)
-    for rows in (np.array([9, 0, 4]), np.array([1, 2, 3, 5, 6, 7, 8])):
-        table.put(rows, values[rows])
-    np.testing.assert_allclose(table.products(values[:2]), cosines(list(values[:2]), list(values)), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [FeatSim(), RDS()])

@@ -49,16 +49,3 @@ def test_without_truth_the_error_names_the_command(spec, task_and_queries) -> No
     with pytest.raises(StageMissing) as caught:
         open_method(spec).fit(task_and_queries[0])
     assert "stride evaluate truth" in (caught.value.fix or "")
-
-
-@pytest.mark.slow
-def test_airrep_on_proxy_subsets_of_the_corpus(task_and_queries, tmp_path) -> None:
-    task, queries = task_and_queries
-    options = "splits=2,subsets=3,examples=4,epochs=2,tune=projector,max_length=16"
-    method = open_method(f"airrep:train=proxy,{options},save={tmp_path / 'encoder'}")
-    method.fit(task)
-    assert not hasattr(method, "used_truth_rows")  # the truth is untouched
-    scores = score_all(method, queries)
-    again = open_method(f"airrep:model={tmp_path / 'encoder'},max_length=16")
-    again.fit(task)
-    np.testing.assert_allclose(score_all(again, queries), scores, rtol=1e-4, atol=1e-4)

@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.data.batches import pad_batch
-from stride_cli.errors import QueryError
-from stride_cli.operators import linear_response as linear
-from stride_cli.operators import steered_model
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import pearson
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.research.paper import exact_response
-from stride_cli.research.paper.exact_response import MOST_STEPS, choose_step, measure_exact
+from stride_cli.research.paper.exact_response import choose_step, measure_exact
 from stride_cli.research.paper.initial_bases import initial_space
 
 K = 12
@@ -80,23 +75,6 @@ def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks,
         assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(a)
 
 
-def test_queries_go_through_the_model_in_parts_where_memory_asks_for_it(model, chunks, monkeypatch) -> None:
-    steered = randomly_steered(model, ("residual-matrix", "logit"), fit="closed")
-    batch = chunks.batch(np.arange(5))
-    whole = measure_linear(steered, batch)
-    rows = []
-    plain = linear.gate_gradients
-
-    def counted(*given):
-        rows.append(len(given[1].ids))
-        return plain(*given)
-
-    monkeypatch.setattr(linear, "gate_gradients", counted)
-    monkeypatch.setattr(steered_model, "tokens_at_once", lambda *given: 2 * batch.ids.shape[1] + 1)
-    np.testing.assert_allclose(measure_linear(steered, batch), whole, rtol=1e-5, atol=1e-9)
-    assert rows == [2, 2, 1]
-
-
 def test_padding_other_queries_and_the_batch_size_do_not_matter(model, chunks) -> None:
     """Nor which other subsets are measured."""
     steered, subsets = randomly_steered(model), np.asarray([7, 2, 11])
@@ -128,31 +106,3 @@ def test_central_differences_agree_with_the_first_order_response(model, chunks, 
     other = chunks.batch(longest[2:5])
     exact, linear = measure_exact(steered, other), measure_linear(steered, other)
     assert min(pearson(a, b) for a, b in zip(exact, linear, strict=True)) > 0.99
-
-
-@pytest.mark.parametrize("best", range(MOST_STEPS))
-def test_where_no_step_agrees_the_one_that_does_best_is_found_by_few(
-    model, chunks, monkeypatch, best
-) -> None:
-    """Long steps are off by the third order, short ones by rounding: the further from the best, the more."""
-    steered, count = randomly_steered(model, fit="closed"), 0
-    batch = chunks.batch(np.arange(2))
-    linear = measure_linear(steered, batch)
-    away = np.random.default_rng(0).standard_normal(linear.shape)
-
-    def off(steered, batch, *, subsets, batch_size):
-        nonlocal count
-        count, row = count + 1, int(batch.rows[0])
-        apart = abs(exact_response._STEPS.index(steered.operators.step) - best)
-        return (linear + (0.1 + 0.05 * apart) * linear.std() * away)[row : row + 1, subsets]
-
-    monkeypatch.setattr(exact_response, "measure_exact", off)
-    step, agreement = choose_step(steered, batch, seed=0)
-    assert step == exact_response._STEPS[best] and 0.9 < agreement < 0.999
-    assert count <= 14  # of 26
-
-
-def test_a_query_without_scored_tokens_is_refused(model) -> None:
-    batch = pad_batch(np.asarray([3]), [np.asarray([1, 2, 3])], [np.zeros(3)])
-    with pytest.raises(QueryError, match="query 3 has no scored token"):
-        measure_exact(randomly_steered(model), batch)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from index_format.errors import IndexMismatch, StageMissing
+from index_format.errors import StageMissing
 from index_format.reader import Index
 from index_format.verify import verify
-from stride_cli.errors import ModelError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.research.training.options import TruthOptions
-from stride_cli.research.training.truth import Truth, build_truth, subset_mask, subset_seeds
-from stride_cli.training.jobs import Job, OutcomeStore, job_key
-from stride_cli.training.retraining import open_trainer, store_of
+from stride_cli.research.training.truth import Truth, build_truth, subset_mask
+from stride_cli.training.retraining import store_of
 
 TRAIN = """
 import argparse, sys
@@ -56,14 +51,6 @@ def test_masks(n, share, number):
     if 1 <= round(share * n / 1000) <= n - 1:
         assert mask.sum() == round(share * n / 1000)
     np.testing.assert_array_equal(mask, subset_mask(7, n, share / 1000, number))
-
-
-def test_masks_differ():
-    masks = [subset_mask(seed, 400, alpha, r) for seed in (0, 1) for alpha in (0.3, 0.5) for r in range(4)]
-    assert len({mask.tobytes() for mask in masks}) == 16
-    # every chunk is in about 30 % of many subsets
-    share = np.mean([subset_mask(0, 100, 0.3, r) for r in range(400)], axis=0)
-    assert abs(share - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 400)
 
 
 def test_what_is_stored_comes_back(open_task):
@@ -175,23 +162,6 @@ def test_wrong_numbers(task_and_queries):
         assert message in caught.value.message
 
 
-def test_an_appended_index_needs_a_new_truth(task_and_queries, tmp_path):
-    from stride_cli.corpus.build import append_to_index
-
-    task, queries = task_and_queries
-    build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, workers=1))
-    more = tmp_path / "more.jsonl"
-    more.write_text(json.dumps({"id": "new", "text": "A new document about nothing at all."}) + "\n")
-    append_to_index(
-        task.index.path,
-        [str(more)],
-        tokenizer=task.model.tokenizer,
-        tokenizer_fingerprint=task.model.tokenizer_fingerprint,
-    )
-    with pytest.raises(IndexMismatch, match="by now it has"):
-        Truth.from_index(Index.open(task.index.path))
-
-
 @pytest.mark.slow
 def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     task, queries = task_and_queries
@@ -218,28 +188,6 @@ def test_a_command_trains(task_and_queries, trained, tmp_path, prepared):
     script.write_text(TRAIN + "\n# changed\n")
     with pytest.raises(UsageError, match="another recipe or command"):
         build_truth(task, queries, TruthOptions(n_subsets=2, n_seeds=2, alpha=0.5, command=command))
-
-
-@pytest.mark.slow
-def test_a_command_that_fails(task_and_queries, tmp_path):
-    task, queries = task_and_queries
-    script = tmp_path / "broken.py"
-    script.write_text("import sys\nprint('one', file=sys.stderr)\nsys.exit('cannot find the corpus')\n")
-    command = f"{sys.executable} {script} {{mask}} {{out}}"
-    for workers in (1, 2):
-        with pytest.raises(ModelError, match="exit code 1") as caught:
-            build_truth(task, queries, TruthOptions(n_subsets=2, alpha=0.5, command=command, workers=workers))
-        assert "| one" in caught.value.message and "| cannot find the corpus" in caught.value.message
-    with pytest.raises(ModelError, match="cannot be started"):
-        build_truth(
-            task,
-            queries,
-            TruthOptions(n_subsets=1, alpha=0.5, command="no-such-program {mask} {out}", workers=1),
-        )
-    with pytest.raises(ModelError, match="no checkpoint that can be loaded"):
-        build_truth(
-            task, queries, TruthOptions(n_subsets=1, alpha=0.5, command="true {mask} {out}", workers=1)
-        )
 
 
 RUN = """
@@ -290,48 +238,3 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(open_task, trained, how
     # kept outcomes are the same bytes (above); of the others, the last bits of torch's forward pass depend,
     # now and then, on where a process has its arrays
     np.testing.assert_allclose(whole.losses, resumed.losses, rtol=1e-6)
-
-
-def test_command_line(open_task, trained):
-    from stride_cli.research.commands.evaluate_truth import truth
-    from stride_cli.schema import json_schema
-
-    task, queries = open_task()
-    app = typer.Typer()
-    app.command()(truth)
-    runner = CliRunner()
-    line = [
-        "--index", str(task.index.path), "--queries", str(trained / "queries.jsonl"), "--subsets", "2",
-        "--alpha", "0.5", "--workers", "1", "--device", "cpu", "--json",
-    ]  # fmt: skip
-    result = runner.invoke(app, line, catch_exceptions=False)
-    record = json.loads(result.stdout)
-    assert record.keys() == json_schema("stride.truth/1")["properties"].keys()
-    assert (record["subsets"], record["seeds"], record["trained"], record["reused"]) == (2, 1, 2, 0)
-    assert record["queries"] == len(queries) and record["base_loss"] < record["mean_loss"]
-    again = json.loads(runner.invoke(app, line, catch_exceptions=False).stdout)
-    assert (again["trained"], again["reused"]) == (0, 2)
-    assert again["mean_loss"] == record["mean_loss"]
-    assert Path(record["index"]) == task.index.path
-
-
-def test_every_loss_is_of_its_own_subset_and_seed(open_task):
-    """Row by row, seed by seed: what the store has for that job, and no two alike."""
-    task, queries = open_task()
-    truth = build_truth(task, queries, TruthOptions(n_subsets=2, n_seeds=2, alpha=0.5, workers=1))
-    assert truth.seeds.tolist() == subset_seeds(task.index.seed, 2).tolist()
-    digest = open_trainer(task, queries).digest
-    with OutcomeStore(store_of(task.index)) as store:
-        for row, mask in enumerate(truth.masks):
-            np.testing.assert_array_equal(mask, subset_mask(task.index.seed, task.n_chunks, 0.5, row))
-            for number, seed in enumerate(truth.seeds):
-                kept = store.read(job_key(digest, Job(mask, int(seed))))
-                assert kept is not None
-                np.testing.assert_array_equal(truth.losses[row, number], kept.losses)
-    assert len({row.tobytes() for row in truth.losses.reshape(4, -1)}) == 4
-
-
-def test_subsets_of_different_shares_have_nothing_to_do_with_each_other():
-    """The smaller is not a part of the larger: they share what chance has it."""
-    shared = [(subset_mask(0, 400, 0.3, r) & subset_mask(0, 400, 0.5, r)).mean() for r in range(40)]
-    assert abs(np.mean(shared) - 0.15) < 0.01

@@ -12,7 +12,6 @@ from stride_cli.research.tuning.search import (
     DIMENSIONS,
     Trial,
     TrialStore,
-    choose_lambda,
     exceeds,
     sweep,
 )
@@ -53,45 +52,6 @@ def test_chance_is_no_reason_to_change() -> None:
     assert 0.005 < replaced < 0.06  # beyond two standard errors: about one in forty
     one = Trial(START, (0.1,), np.array([[0.2]]), 0.0)
     assert exceeds(one, Trial(START, (0.1,), np.array([[0.1]]), 0.0)) and not exceeds(one, one)
-
-
-def test_the_best_is_the_highest_of_those_that_beat_the_first() -> None:
-    """Whatever the order in which they come; by less than two standard errors is no win."""
-    own = np.random.default_rng(0).normal(size=20) * 0.1
-    gains = {4: 0.0, 8: 0.3, 16: 0.305, 32: 0.01}
-
-    def some(settings: dict[str, Any]) -> Trial:
-        noise = np.random.default_rng(settings["rank"]).normal(size=20) * 0.1
-        noise -= noise.mean()
-        return Trial(dict(settings), (0.1,), (own + noise + gains[settings["rank"]])[None], 1.0)
-
-    for order in ([32, 8, 16], [16, 8, 32]):
-        found = list(sweep({"rank": order}, START, some))
-        best = [trial for trial, better in found if better][-1]
-        assert best.settings["rank"] == 16
-    assert [better for _, better in sweep({"rank": [32]}, START, some)] == [True, False]
-
-
-def test_settings_that_fail_or_do_not_matter_are_passed_over() -> None:
-    def some(settings: dict[str, Any]) -> Trial:
-        trial = evaluate(settings)
-        if settings["rank"] == 8:
-            return Trial(trial.settings, trial.lambdas, np.zeros((0, 0)), 0.0, "does not fit")
-        return trial
-
-    found = list(sweep(GRID, START, some, matters=lambda name, settings: name != "damping"))
-    assert [trial.settings["rank"] for trial, _ in found] == [4, 8, 16]
-    assert [better for _, better in found] == [True, False, False] and found[1][0].error == "does not fit"
-
-
-def test_lambda_stays_where_another_is_hardly_better() -> None:
-    own = np.random.default_rng(0).normal(size=30) * 0.1
-    trial = Trial(START, (0.01, 0.1, 0.3), np.stack([own, own + 0.001, own + 0.2]), 0.0)
-    assert choose_lambda(trial, 0.01) == 0.3 and choose_lambda(trial, 0.3) == 0.3
-    level = np.random.default_rng(1).normal(size=(2, 30)) * 0.1
-    level[1] += level[0].mean() - level[1].mean() + 1e-4
-    assert choose_lambda(Trial(START, (0.01, 0.1), level, 0.0), 0.01) == 0.01
-    assert choose_lambda(trial, 0.5) == 0.3
 
 
 def test_trials_are_kept_and_damaged_ones_are_not_read(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +13,12 @@ from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research import api
 from stride_cli.research.tuning.responses import (
-    ContinuedTrainer,
     WithheldChunks,
     random_halves,
     withheld_queries,
 )
 from stride_cli.research.tuning.tune import TuneOptions
 from stride_cli.schema import json_schema
-from stride_cli.training.jobs import Job
 
 
 @pytest.fixture
@@ -47,22 +43,6 @@ def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
     assert (random_halves(task, rows, 3) == masks[:3]).all()
     with pytest.raises(UsageError, match=r"--held-out is 51, and the index has 200 .* 1 to 50"):
         withheld_queries(task, 51)
-
-
-@pytest.mark.slow
-def test_further_training_helps_what_it_trains_on(index: Path) -> None:
-    """Queries in the subset lose more of their loss than those outside; the same job gives the same bits."""
-    task = where(index).open()
-    queries, rows = withheld_queries(task, 40)
-    trainer = ContinuedTrainer(where(index), queries, task.n_chunks, "a", epochs=4)
-    mask = np.zeros(200, bool)
-    mask[rows[:20]] = True
-    apart = pickle.loads(pickle.dumps(trainer))
-    first, without = trainer.run([Job(mask, 1), Job(~mask, 1)])
-    inside = (first.losses - without.losses)[:20].mean()
-    assert inside < (first.losses - without.losses)[20:].mean()
-    assert apart.run([Job(mask, 1)])[0].losses.tolist() == first.losses.tolist()
-    assert apart.digest == trainer.digest != replace(trainer, epochs=3.0).digest
 
 
 @pytest.mark.slow
@@ -94,23 +74,6 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert written.startswith("# mine\n") and "  damping: 1.0  # large\n" in written
     assert f"lambda_ratio: {chosen['lambda_ratio']}" in written
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
-
-
-def test_models_trained_anew_judge_too_and_the_default_is_tried_once(index: Path) -> None:
-    """On halves of its own, not on a truth. K, d and a damping of 1 are the defaults, given once more."""
-    grid = {"damping": [1.0, 1e-9], "subsets": [80], "degree": [4]}
-    options = TuneOptions(
-        grid=grid, start={"space": "logit"}, criterion="retrained", responses=8, lambdas=(0.03,), workers=1
-    )
-    trials: list[dict] = []
-    found = api.tune(where(index), options, on_trial=trials.append)
-    assert [trial["damping"] for trial in trials] == [1.0, 1e-9]
-    assert found["criterion"] == "retrained" and found["damping"] == 1.0 and found["trials"] == 2
-    assert found["gain"]["mean"] == 0.0 and "train.damping" not in found["settings"]
-    assert len(list((index.parent / "run.stride.tuning/responses").glob("*.outcome"))) == 8
-    assert not where(index).open().index.has("truth")
-    again = api.tune(where(index), options, on_trial=trials.append)
-    assert all(trial["kept"] for trial in trials[2:]) and again["score"] == found["score"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class TableClassifier:
         self.table = table
         self.model = nn.ModuleDict({"features": features, "head": head}).requires_grad_(False).eval()
         self.n_layers, self.d_model, self.vocab_size = 1, head.in_features, head.out_features
-        self.spec = ModelSpec()
+        self.spec, self.path = ModelSpec(), None
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def share_inputs(self, other: TableClassifier) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.example_queries import read_examples
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import source
 from stride_cli.research.methods.gradients.ekfac import EKFAC
@@ -114,10 +113,3 @@ def test_what_gradient_descent_did_before_its_end(regression, agreement):
     ]
     assert np.mean(each[0]) > 0.95
     assert np.mean(each[0]) > np.mean(each[1]) + 0.02
-
-
-def test_other_trainings_are_refused(nanochat_task, softmax):
-    with pytest.raises(UsageError, match="language"):
-        Source().fit(nanochat_task)
-    with pytest.raises(UsageError, match="plain gradient descent"):
-        Source().fit(softmax.task)  # of no recipe

@@ -16,8 +16,6 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.data.query_files import read_texts
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.language.language_recipe import FILE_NAME
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import unrolled
 from stride_cli.research.methods.gradients.unrolled import Unrolled, asked, carried, spread_rates
@@ -163,22 +161,3 @@ def test_momentum_spreads_rates() -> None:
         wanted += rates[step] * mean / (1 - 0.9 ** (step + 1))
     np.testing.assert_allclose(found, wanted)
     np.testing.assert_allclose(spread_rates(rates, 0.0), rates)
-
-
-def test_what_cannot_be_unrolled(tuned: tuple[Workspace, QuerySet], trained: Path, softmax) -> None:
-    task, _ = tuned
-    with pytest.raises(UsageError, match="classifier"):
-        Unrolled().fit(softmax.task)
-    with pytest.raises(UsageError, match="trained by AdamW"):
-        Unrolled().fit(Workspace.open(trained / "run.stride", ModelSpec(device="cpu")))
-    for wrong in ({"stretches": 0}, {"batches": 0}, {"query_bytes": 0}, {"at": "start"}):
-        with pytest.raises(UsageError):
-            Unrolled(**wrong)
-    recipe = Path(task.model.path or "") / FILE_NAME
-    kept = recipe.read_text()
-    recipe.unlink()
-    try:
-        with pytest.raises(ModelError, match="no recipe"):
-            Unrolled().fit(task)
-    finally:
-        recipe.write_text(kept)
