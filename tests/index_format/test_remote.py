@@ -23,7 +23,7 @@ from index_format.errors import (
     IndexUnreachable,
     StorageFull,
 )
-from index_format.location import RemotePath, local_directory, locate
+from index_format.location import RemotePath, locate
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
 from index_format.reader import Index
 from index_format.remote import fetch_index
@@ -269,17 +269,3 @@ def test_a_full_disk_is_told_before_anything_is_fetched(index_path, server, monk
     monkeypatch.setattr("index_format.durable.shutil.disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(StorageFull, match="fetching"):
         Index.open(f"{server.url}/{index_path.name}")
-
-
-def test_urls_and_paths(index_path):
-    index = Index.open(f"file://{index_path}")
-    assert index.path == index.directory == index_path == local_directory(f"file://{index_path}")
-    assert locate("run.stride") == Path("run.stride") and locate("C:/run") == Path("C:/run")
-    assert locate("file:///data/a%20b.stride") == Path("/data/a b.stride")
-    where = locate("https://me:secret@host/data/run.stride/")
-    assert where == RemotePath("https://me:secret@host/data/run.stride")
-    assert str(where / "zarr.json") == "https://host/data/run.stride/zarr.json"
-    assert where.name == "run.stride" and where / "." == where and locate(where) == where
-    assert isinstance(locate("zip::https://host/run.zip"), RemotePath)
-    with pytest.raises(IndexReadOnly, match="over the network"):
-        local_directory("s3://bucket/run.stride")

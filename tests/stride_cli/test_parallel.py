@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli import api, parallel
+from stride_cli import api
 from stride_cli.errors import CorpusError, StrideError, UsageError
 from stride_cli.models.spec import ModelSpec
-from stride_cli.parallel import Workers, default_workers, opened_once
+from stride_cli.parallel import Workers, opened_once
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain
 from tests.same_fit import assert_same_fit, contents
@@ -166,29 +166,6 @@ def _eventually(holds: Any, seconds: float = 60) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.05)
     return bool(holds())
-
-
-@pytest.mark.parametrize(
-    ("most", "need", "count"), [(1, 1, 2), (12, 0, 2), (12, 2, 8), (12, 5, 4), (3, 1, 6)]
-)
-def test_workers_that_share_a_gpu(monkeypatch: pytest.MonkeyPatch, most: int, need: int, count: int) -> None:
-    """Of two GPUs, each with room for 10, and 8 processors."""
-    import torch
-
-    monkeypatch.setattr(parallel, "available_cores", lambda: 8)
-    monkeypatch.setattr(parallel, "_gpu_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10, 80))
-    assert default_workers(device="cuda:0", peak_bytes=need, most_on_gpu=most) == count
-
-
-def test_memory_for_fewer_workers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    for free, count in ((100, 8), (3.5, 3), (0.5, 1)):
-        monkeypatch.setattr(parallel, "available_bytes", lambda free=free: int(free * 10**9))
-        assert default_workers(peak_bytes=10**9, doing="training one") == count
-    assert "3 at a time: training one takes about 1.0 GB" in capsys.readouterr().err
 
 
 def _jobs(n: int, count: int) -> list[Job]:

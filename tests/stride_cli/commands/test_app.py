@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import typer
 
-PANELS = ("Ask", "Build", "Check", "Research")
-
 
 def commands() -> list[str]:
     """Every command, by walking what is registered."""
@@ -58,30 +56,3 @@ def test_every_command_has_help_that_ends_in_an_example(run, command: str) -> No
     tail = result.out.strip().splitlines()
     assert any(line.strip().startswith("Example") for line in tail)
     assert "stride " in tail[-1] and tail[-1].startswith("  "), tail[-1]
-
-
-def section(text: str, title: str) -> list[str]:
-    """The rows of one panel of a help text, each beginning with the names of what it describes."""
-    body = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
-    return [line.strip() for line in body.splitlines() if line.startswith("  ") and line[2] != " "]
-
-
-def test_help_lists_commands_in_groups_each_description_whole(run) -> None:
-    from stride_cli.commands.app import command_line
-
-    def walk(group) -> None:
-        for name, command in group.commands.items():
-            short = command.get_short_help_str(60)
-            assert len(short) <= 60 and short == command.get_short_help_str(500), name
-            if hasattr(command, "commands"):
-                walk(command)
-
-    root = typer.main.get_command(command_line())
-    walk(root)
-    text = run("--help").out
-    listed = {title: [row.split()[0] for row in section(text, title)] for title in PANELS}
-    assert [text.index(f"\n{title}:") for title in PANELS] == sorted(text.index(f"\n{p}:") for p in PANELS)
-    assert {name for names in listed.values() for name in names} == set(root.commands)
-    assert "query" in listed["Ask"] and "index" in listed["Build"] and "audit" in listed["Check"]
-    for name, command in root.commands.items():
-        assert f"{name} " in text and f"  {command.short_help}\n" in text  # on one line

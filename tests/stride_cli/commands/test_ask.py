@@ -94,37 +94,3 @@ def test_what_cannot_be_asked_is_told_before_anything_is_made(
     assert refused.code == 2 and fix in refused.err
     assert any(words in refused.err for words in told.split("|"))
     assert not list(Path(corpus).parent.glob("*.stride*"))
-
-
-@pytest.mark.slow  # a process of its own, which imports torch
-def test_on_a_terminal_something_moves_before_anything_heavy_is_imported(workspace: Path) -> None:
-    """stdout is a file: it gets the record and nothing else, the terminal gets bars and no record."""
-    import os
-    import pty
-    import subprocess
-    import sys
-
-    ours, theirs = pty.openpty()
-    line = [str(workspace / "corpus.jsonl"), "The French Revolution began in"]
-    command = [sys.executable, "-m", "stride_cli", "ask", *line, "--index", str(workspace / "run.stride")]
-    environment = {name: value for name, value in os.environ.items() if name != "STRIDE_NO_PROGRESS"}
-    with (workspace / "answer.json").open("w") as out:
-        process = subprocess.Popen(
-            command, stdin=theirs, stdout=out, stderr=theirs, env=environment | {"TERM": "xterm"}
-        )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 1 << 16)
-        except OSError:  # Linux: nobody has the other end open any more
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    assert process.wait() == 0, shown
-    places = [shown.index(words) for words in (b"starting", b"opening the model", b"finding documents")]
-    assert places == sorted(places)
-    assert json.loads((workspace / "answer.json").read_text())["schema"] == "stride.answer/1"
-    assert b"stride.answer/1" not in shown and b"\x1b[?25l" not in shown

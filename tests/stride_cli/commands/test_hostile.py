@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import shlex
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.commands.failures import as_known, render_error
+from stride_cli.commands.failures import render_error
 from stride_cli.errors import UsageError
 from stride_cli.options import Entry, entries
 from tests.stride_cli.commands.test_options import COMMANDS
@@ -99,26 +98,6 @@ def test_settings(run, elsewhere: Path, content: str, message: str) -> None:
     result = run("config show")
     assert result.code == 2 and message in result.err and "fix: " in result.err
     assert len(result.err) < 1000
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (MemoryError("Unable to allocate 9 PiB"), "there is not enough memory for this: Unable"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
-        (OverflowError("int too large to convert to float"), "a number is too large"),
-        (ValueError("array is too big; `arr.size`"), "a number is too large"),
-        (RecursionError("maximum recursion depth"), "nested too deeply"),
-        (EOFError("No data left in file"), "a file ends before"),
-        (OSError(errno.ENOSPC, "No space left on device", "x\x1b"), r"refused 'x\x1b'"),
-        (UnicodeEncodeError("utf-8", BYTE, 0, 1, "surrogates"), r"cannot be written: '\udcff'"),
-    ],
-)
-def test_what_libraries_and_the_system_say_comes_with_a_remedy(error: Exception, message: str) -> None:
-    known = as_known(error)
-    assert known is not None and known.exit_code == 2
-    text = render_error(known)
-    assert message in text and "\n  fix: " in text and "\x1b" not in text
 
 
 def test_no_text_looks_like_a_remedy() -> None:

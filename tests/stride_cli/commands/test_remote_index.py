@@ -97,15 +97,3 @@ def test_what_writes_refuses(run, workspace, remote, command):
     assert found.err.startswith(f"error: index {remote} ") and "cannot be written" in found.err
     assert "\n  fix: " in found.err and found.err.count("\n") == 2
     assert {file: file.stat().st_mtime_ns for file in workspace.rglob("*")} == before
-
-
-def test_what_cannot_be_reached_is_told_in_a_line(run, served):
-    for index, words in (
-        (f"{served}/none.stride", "is no index"),
-        ("http://127.0.0.1:9/x.stride", "cannot be read"),
-        ("nothing.stride.zip", "does not exist"),
-    ):
-        for command in ("index info", "index verify"):
-            found = run(f"{command} {index}")
-            assert found.code == 2 and found.out == "" and index in found.err and words in found.err
-            assert "\n  fix: " in found.err and found.err.count("\n") == 2

@@ -7,8 +7,6 @@ import io
 import json
 import os
 import shutil
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ from jsonschema import Draft202012Validator
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import MissingExtraError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
@@ -342,27 +339,6 @@ def test_an_index_that_changes_is_opened_again(
     assert index.session() is first and first.calibration is not None
     shutil.rmtree(copy / "calibration")
     assert index.session() is not first and index.session().calibration is None
-
-
-def test_what_cannot_be_served_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = WorkspacePath(workspace / "run.stride")
-    with pytest.raises(UsageError, match="--token is too short"):
-        Server([place], ServeOptions(token="short"))
-    with pytest.raises(UsageError, match="given twice"):
-        Server([place, place], ServeOptions(port=0))
-    with pytest.raises(UsageError, match="--port is 70000"):
-        ServeOptions(port=70000)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UsageError, match=r"nothing can listen at 127\.0\.0\.1"),
-    ):
-        Server([place], ServeOptions(port=taken.getsockname()[1]))
-    for package in ("uvicorn", "starlette.applications"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            with pytest.raises(MissingExtraError) as caught:
-                Server([place], ServeOptions(port=0))
-            assert "[serve]" in str(caught.value.fix)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.stride_cli.commands.conftest import one_is_killed
@@ -98,19 +97,6 @@ def test_workers_answer_as_one_process_does(
     ]
 
 
-def test_what_cannot_be_shared_is_refused(run: Callable[..., Any], workspace: Path, prompts: Path) -> None:
-    place = f"--index {workspace}/run.stride"
-    for wrong, said in (
-        (f"query 'The' {place} --workers 2", "no file of prompts is given"),
-        (f"query - {place} --workers 2", "no file of prompts is given"),
-        (f"query --file {prompts} {place} --pool --workers 2", "--pool answers them as one"),
-        (f"query --file {prompts} {place} --workers 0", "--workers is 0"),
-        (f"query --file nothing.jsonl {place} --workers 2", "there is no file 'nothing.jsonl'"),
-    ):
-        result = run(wrong)
-        assert result.code == 2 and said in result.err, result.err
-
-
 @pytest.mark.slow
 def test_an_audit_by_workers_is_that_of_one_process(
     run: Callable[..., Any], workspace: Path, tmp_path: Path, living_workers: Callable[[], list[int]]
@@ -172,7 +158,7 @@ def selected(run: Callable[..., Any], line: str, out: Path) -> tuple[Any, dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["stride", "graddot", "bm25"])
+@pytest.mark.parametrize("method", ["stride"])
 def test_workers_select_as_one_process_does(
     run: Callable[..., Any],
     workspace: Path,
@@ -192,32 +178,3 @@ def test_workers_select_as_one_process_does(
         for name, documents in alone.items():
             _close(found[name], documents, 1e-6)
     assert living_workers() == []
-
-
-@pytest.mark.slow
-def test_workers_rank_causes_as_one_process_does(
-    run: Callable[..., Any],
-    workspace: Path,
-    task: Path,
-    tmp_path: Path,
-    living_workers: Callable[[], list[int]],
-) -> None:
-    """And write the same scores; a method that fails is told in its place."""
-    methods = "tfidf,stride:stored=true,embeddings:model=gone,graddot,chance"
-    line = f"evaluate causes --index {workspace}/run.stride --queries {task} --methods {methods} --fresh"
-    alone = run(f"{line} --write-scores {tmp_path}/alone")
-    with one_is_killed(living_workers):
-        two = run(f"{line} --write-scores {tmp_path}/two --workers 2")
-    assert alone.code == two.code == 0, two.err
-    assert "a worker was killed" in two.err and "embeddings:model=gone failed" in two.err
-    _close(exact(two.records), exact(alone.records), 1e-6)
-    written = sorted(path.name for path in (tmp_path / "alone").iterdir())
-    assert len(written) == 4 and written == sorted(path.name for path in (tmp_path / "two").iterdir())
-    for name in written:
-        found, expected = (json.loads((tmp_path / place / name).read_text()) for place in ("two", "alone"))
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
-    assert living_workers() == []
-    # what workers have found is kept, too
-    kept = run(f"{line.removesuffix(' --fresh')} --workers 2")
-    fits = [record["seconds"]["fit"] for record in kept.records if record["schema"] == "stride.causes/1"]
-    assert fits[:2] == [None, None]

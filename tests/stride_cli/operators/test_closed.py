@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from index_format.errors import IndexDamaged
 from stride_cli.data.batches import ChunkReader
 from stride_cli.models.linear_layers import AdapterMatrices
 from stride_cli.operators import closed, gradient_sums
@@ -24,7 +23,6 @@ from stride_cli.operators.pair_space import PairLogitSpace, token_pairs
 from stride_cli.operators.residual_spaces import ResidualSpace
 from stride_cli.operators.spaces import SPACES
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.operators.store import Operators
 
 K, DEGREE = 12, 3
 
@@ -293,19 +291,6 @@ def test_an_interrupted_pass_continues_to_the_same_bits(
     assert 0 < calls["count"] < len(chunks.plan(64))
     for a, b in zip(whole.gates, resumed.gates, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_operators_survive_their_arrays(model, chunks: ChunkReader, columns: np.ndarray) -> None:
-    operators = fit_closed(model, chunks, columns, K, settings_for("residual+logit"))
-    back = Operators.from_arrays(*operators.to_arrays())
-    for a, b in zip(operators.gates, back.gates, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (back.layer, back.fit, back.space_name) == (2, "closed", "residual+logit")
-    arrays, attributes = operators.to_arrays()
-    arrays["logit_gates"] = arrays["logit_gates"].astype(np.float16)
-    with pytest.raises(IndexDamaged, match="another version") as refused:
-        Operators.from_arrays(arrays, attributes)
-    assert "stride train" in str(refused.value.fix)
 
 
 def test_pairs_of_tokens_are_the_corpus_s_own(model, chunks: ChunkReader, monkeypatch) -> None:

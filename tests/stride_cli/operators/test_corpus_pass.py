@@ -18,11 +18,10 @@ import pytest
 
 from stride_cli import api, parallel
 from stride_cli.data.batches import ChunkReader
-from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.operators import corpus_pass
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.corpus_pass import PassWorkers, part_of
+from stride_cli.operators.corpus_pass import PassWorkers
 from stride_cli.operators.options import FitRunOptions
 from stride_cli.operators.store import Operators
 from tests.prepared import Prepared
@@ -115,21 +114,6 @@ def test_what_is_done_is_not_done_again(fit: Any, tmp_path: Path, monkeypatch: p
     found = fit(tmp_path / "cut", 4)
     assert done.count(1) == 12  # four ranges for each of the three workers that it began with
     same(found, fit(tmp_path / "whole", 3))
-
-
-def test_parts_are_all_of_it_and_about_as_long() -> None:
-    lengths = np.random.default_rng(0).integers(1, 90, 400)
-    groups = np.array_split(np.arange(400), 97)
-    parts = [part_of(groups, lengths, number, 6) for number in range(6)]
-    assert [each.tolist() for part in parts for each in part] == [group.tolist() for group in groups]
-    tokens = [sum(lengths[group].sum() for group in part) for part in parts]
-    assert max(tokens) - min(tokens) < 0.2 * np.mean(tokens)
-    assert sorted(len(part_of(groups[:1], lengths, number, 2)) for number in range(2)) == [0, 1]
-
-
-def test_steps_one_after_the_other_are_not_divided(trained: Path) -> None:
-    with pytest.raises(UsageError, match="one after the other"):
-        api.train(trained / "run.stride", api.SgdOptions(), run=FitRunOptions(workers=2))
 
 
 def train(index: Path, copy: Path | None = None, **options: Any) -> Path:

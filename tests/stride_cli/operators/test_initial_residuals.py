@@ -100,14 +100,3 @@ def test_the_model_before_training_says_how_far_it_was(tmp_path: Path, masked: b
     half[left] = torch.from_numpy(found[left])
     torch.save({"next": 1, "before": half}, tmp_path / "before.pt")
     assert np.array_equal(measure_initial_residuals(base, chunks, batch_tokens=64, scratch=tmp_path), found)
-
-
-def test_chunks_appended_later_count_as_the_usual_token() -> None:
-    index = MemoryIndex(8)
-    chunks = ChunkReader(index)
-    end = int(chunks.offsets[5])
-    index.arrays[BEFORE] = np.full(end, 16, np.uint8)  # a quarter
-    before = chunks.batch(np.array([4, 6])).before
-    assert before is not None
-    assert before[0, : chunks.lengths[4]].tolist() == [0.25] * chunks.lengths[4]
-    assert set(before[1].tolist()) == {0.25}

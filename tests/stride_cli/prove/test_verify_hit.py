@@ -18,8 +18,6 @@ from stride_cli.models.spec import ModelSpec
 from stride_cli.prove.options import HitOptions
 from stride_cli.prove.verify_hit import (
     DEPENDED,
-    NO_EVIDENCE,
-    TOO_FEW,
     HitCheck,
     matched_documents,
     verify_documents,
@@ -93,29 +91,6 @@ def test_interval_is_students_t_over_seeds(owners: np.ndarray, tmp_path: Path) -
     values = found.without - found.random.mean(axis=1)
     low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
     assert (found.difference.low, found.difference.high) == pytest.approx((low, high))
-
-
-def test_verdicts_in_words() -> None:
-    def of(values: list[float], effect: float = 0.1) -> HitCheck:
-        size = len(values)
-        zeros = np.zeros((size, 2))
-        return HitCheck(
-            np.arange(size), np.zeros(size), np.array(values), zeros, 1, zeros.astype(int), effect
-        )
-
-    assert of([0.3, 0.31, 0.29]).verdict == DEPENDED
-    assert of([0.01, -0.01, 0.0]).verdict == NO_EVIDENCE
-    lower = of([-0.3, -0.31, -0.29])
-    assert lower.verdict == NO_EVIDENCE and "is lower without them" in lower.sentence()
-    unsure = of([0.3, -0.2, 0.1])
-    assert unsure.verdict == TOO_FEW and unsure.seeds_needed is not None and unsure.seeds_needed > 3
-    assert f"about {unsure.seeds_needed} seeds would tell" in unsure.sentence()
-    assert of([0.3, -0.2, 0.1], effect=5.0).verdict == NO_EVIDENCE
-    assert of([90.0, -90.0]).seeds_needed is None
-    large = of([5.5, 3.8])  # two say little, but not that a thousand are needed
-    assert large.verdict == TOO_FEW and large.seeds_needed == 3
-    single = of([0.3])
-    assert single.verdict == TOO_FEW and single.seeds_needed is None and "one seed" in single.sentence()
 
 
 def test_verdicts_err_as_often_as_stated(owners: np.ndarray) -> None:

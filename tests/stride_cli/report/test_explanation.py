@@ -45,24 +45,6 @@ def test_each_regime_has_its_sentences(record, shares, changes, says: str, trust
     assert len(re.findall(r"\.(?: |$)", text)) == 2, text
 
 
-@pytest.mark.parametrize(
-    ("shares", "changes", "part"),
-    [
-        ([0.02], {}, "Nothing stands out: no document shown holds more than 2%"),
-        ([0.0], {}, "ranked by correlation alone"),
-        ([0.4], {"recovery__r_squared": 0.3}, "explain only 30%"),
-        ([0.4], {"measurement__coverage": 0.5}, "have seen 50% of the chunks"),
-        ([0.4], {"measurement__subsets": 64, "recovery__nonzeros": 10}, "Only 64 subsets"),
-        ([0.4], {"recovery__nonzeros": 380}, "380 chunks share 400 measurements"),
-        ([0.4], {"measurement__agreement": 0.5}, "r = 0.50"),
-        ([0.4], {"loss": 4.0}, "loss 4.0 nats a token"),
-    ],
-)
-def test_caveats_follow_the_numbers(record, shares, changes, part: str) -> None:
-    (caveat,) = caveats(record(shares, **changes))
-    assert part in caveat
-
-
 @given(
     shares=st.lists(st.floats(-1, 1), max_size=6),
     nonzeros=st.integers(0, 2000),

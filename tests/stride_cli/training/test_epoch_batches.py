@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stride_cli.corpus.chunking import Chunk
 from stride_cli.models.language.language_recipe import LateStarts
-from stride_cli.training.epoch_batches import as_read, make_batch, plan_epoch
+from stride_cli.training.epoch_batches import as_read, plan_epoch
 from tests.stride_cli.training.test_language_loop import a_recipe
 
 
@@ -51,26 +50,6 @@ def test_a_part_is_visited_in_the_order_of_all() -> None:
     assert np.mean(shift(np.delete(np.arange(3000), 1234)) < 0.02) > 0.9
     half = np.sort(np.random.default_rng(1).permutation(3000)[:1500])
     assert shift(half).mean() < 0.25  # 1/3 where one order has nothing to do with the other
-
-
-def test_little_padding() -> None:
-    lengths = np.random.default_rng(0).integers(2, 512, 3000)
-    plan = plan_epoch(lengths, np.arange(3000), batch_tokens=4096, seed=0, epoch=0)
-    padded = sum(len(batch) * int(lengths[batch].max()) for batch in plan)
-    assert padded < 1.1 * lengths.sum()
-
-
-def test_a_batch_as_tensors() -> None:
-    chunks = [
-        Chunk(np.array([5, 6, 7], np.int32), 1, None),
-        Chunk(np.array([8, 9], np.int32), 2, None),  # nothing scored
-        Chunk(np.array([1, 2, 3, 4], np.int32), 1, np.array([0, 1, 0, 1], np.uint8)),
-    ]
-    batch = make_batch(chunks, torch.device("cpu"))
-    assert batch.ids.tolist() == [[5, 6, 7, 0], [8, 9, 0, 0], [1, 2, 3, 4]]
-    assert batch.rows.tolist() == [0, 1, 8, 10]
-    assert batch.targets.tolist() == [6, 7, 2, 4]
-    assert batch.ids.dtype == batch.targets.dtype == torch.int64
 
 
 @given(

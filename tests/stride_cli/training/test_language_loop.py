@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import NumericalError
 from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.language_loop import mean_loss, planned_steps, train
+from stride_cli.training.language_loop import mean_loss, train
 from stride_cli.training.runs import count_steps
 
 BATCH_TOKENS = 60
@@ -101,17 +100,6 @@ def test_the_loss_falls(optimizer: str, schedule: str) -> None:
     assert result.tokens >= 14 * sum(chunk.n_scored for chunk in chunks)
 
 
-def test_the_rate_rises_and_falls() -> None:
-    chunks = some_chunks()
-    recipe = a_recipe(chunks, epochs=10, warmup=0.2, final_lr=0.1)
-    rates = [point["lr"] for point in train(initial_model(recipe), chunks, recipe).log]
-    peak = int(np.argmax(rates))
-    assert rates[peak] <= recipe.lr and abs(peak - 0.2 * len(rates)) <= 2
-    assert all(a < b for a, b in pairwise(rates[: peak + 1]))
-    assert all(a > b for a, b in pairwise(rates[peak:]))
-    assert rates[-1] == pytest.approx(0.1 * recipe.lr, rel=0.3)
-
-
 @pytest.mark.parametrize(("cut", "dtype"), [(1, "fp32"), (7, "fp32"), (11, "bf16")])
 def test_resumed_equals_uninterrupted(tmp_path: Path, cut: int, dtype: str) -> None:
     chunks = some_chunks()
@@ -159,17 +147,6 @@ def test_seeds() -> None:
     assert not same_weights(first, initial_model(recipe.with_seed(1)))
 
 
-def test_unscored_tokens_are_not_learnt() -> None:
-    """With only the last token of each chunk scored, the others' loss stays where it was or worse."""
-    chunks = [dataclasses.replace(chunk, loss_start=len(chunk.tokens) - 1) for chunk in some_chunks()]
-    recipe = a_recipe(chunks, epochs=20)
-    model = initial_model(recipe)
-    train(model, chunks, recipe)
-    assert mean_loss(model, chunks, recipe) < 1.0
-    everything = [dataclasses.replace(chunk, loss_start=1) for chunk in chunks]
-    assert mean_loss(model, everything, recipe) > 3.0
-
-
 def test_a_loss_that_is_not_finite() -> None:
     chunks = some_chunks()
     recipe = a_recipe(chunks)
@@ -177,25 +154,6 @@ def test_a_loss_that_is_not_finite() -> None:
     model.lm_head.weight.data[0] = float("nan")
     with pytest.raises(NumericalError, match=r"loss is nan at step 1 of .*"):
         train(model, chunks, recipe)
-
-
-def test_passes_and_seeds_of_a_run_have_orders_of_their_own() -> None:
-    """Also over a subset; every chunk comes once a pass."""
-    chunks = some_chunks()
-    recipe = a_recipe(chunks, epochs=3)
-    odd = np.arange(len(chunks)) % 2 == 1
-    for subset in (None, odd):
-        members = np.arange(len(chunks)) if subset is None else np.flatnonzero(odd)
-        orders = []
-        for seed in (0, 1):
-            total, steps = planned_steps(chunks, recipe.with_seed(seed), subset=subset)
-            batches = [batch for batch, _, _ in steps]
-            assert len(batches) == total
-            visited = np.concatenate(batches)
-            orders += [visited[: len(members)], visited[len(members) : 2 * len(members)]]
-        for order in orders:
-            np.testing.assert_array_equal(np.sort(order), members)
-        assert len({tuple(order.tolist()) for order in orders}) == len(orders)
 
 
 @pytest.mark.parametrize("optimizer", ["muon+adamw", "adamw"])

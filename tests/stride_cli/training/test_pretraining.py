@@ -31,7 +31,6 @@ from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import train
 from stride_cli.training.pretraining import (
     TrainOptions,
-    default_late_starts,
     train_model,
 )
 from stride_cli.training.runs import cut, read_corpus
@@ -163,42 +162,6 @@ def test_a_full_disk_stops_it_wherever_it_is(tmp_path: Path, corpus: str) -> Non
         subprocess.run(["umount", "--lazy", str(small)], check=False)
     assert "training.json" not in reached[0] and FILE_NAME not in reached[1]
     assert len(reached) >= 5 and "state.pt" in reached[-1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": 0}, "--layers is 0"),
-        ({"width": 30, "heads": 4}, "does not split"),
-        ({"vocab": 100}, "--vocab is 100 .expected 260 to 1,048,576"),
-        ({"lr": float("nan")}, "--lr is nan"),
-        ({"schedule": "stairs"}, "--schedule is 'stairs' .expected linear, cosine or constant"),
-    ],
-)
-def test_options_that_cannot_work(tmp_path: Path, corpus: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        train_model([corpus], tmp_path / "m", dataclasses.replace(TrainOptions(device="cpu"), **changes))
-    assert not (tmp_path / "m").exists()
-
-
-def test_texts_of_a_small_corpus_are_read_from_later_sentences_on_too(tmp_path: Path) -> None:
-    small, large = 12_000, 60_000
-    assert (
-        default_late_starts(TrainOptions(), small) == 0.5 and default_late_starts(TrainOptions(), large) == 0
-    )
-    path = tmp_path / "c.jsonl"
-    for text, late in (
-        ("One is here. Two is there, and so are three more!", True),
-        ("no end to this", False),
-    ):
-        path.write_text("".join(json.dumps({"id": str(n), "text": f"{text} {n}"}) + "\n" for n in range(9)))
-        options = dataclasses.replace(TINY, epochs=None, steps=1, late_starts=0.5)
-        found = train_model([str(path)], tmp_path / f"m{late}", options).recipe.late
-        assert (found is not None) == late
-        if found is not None:
-            tokenizer = load_model(ModelSpec(tmp_path / f"m{late}", device="cpu")).tokenizer
-            assert {tokenizer.decode([token]).strip()[-1] for token in found.ends} <= set(".!?\"')")
-            assert found.begin == tokenizer.bos_token_id and found.share == 0.5
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.spec import ModelSpec
 from stride_cli.training.initial_model import initial_model
-from stride_cli.training.jobs import Job, Outcome, OutcomeStore, job_key
+from stride_cli.training.jobs import Job, OutcomeStore, job_key
 from stride_cli.training.language_loop import train
 from stride_cli.training.language_trainer import index_chunks, query_losses
 from stride_cli.training.retraining import count_missing, open_trainer, retrain
@@ -184,47 +183,3 @@ def test_a_model_without_recipe(task_and_queries, trained, tmp_path):
     assert given.n_chunks == task.n_chunks
     with pytest.raises(ModelError, match="no recipe to read"):
         open_trainer(task, queries, recipe=tmp_path / "nowhere.json")
-
-
-class NamedTrainer:
-    """Training whose loss says which chunks and which seed it had."""
-
-    digest = "named"
-    n_chunks = 8
-    at_once = 2
-    device = "cpu"
-    peak_bytes = 0
-    on_one_gpu = 1
-
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return [Outcome(self.losses(job)) for job in jobs]
-
-    @staticmethod
-    def losses(job: Job) -> np.ndarray:
-        return np.array([float(job.mask @ 2 ** np.arange(8)), float(job.seed)])
-
-
-def test_every_job_gets_its_own_outcome_in_whatever_order_it_was_trained(tmp_path):
-    """Some are stored, some asked for twice, some differ in the seed alone; stored, it is the same."""
-    trainer = NamedTrainer()
-    jobs = _jobs(8, 5)
-    jobs.append(Job(jobs[0].mask, 99))
-    retrain(trainer, [jobs[3], jobs[1]], store=tmp_path, workers=1)
-    assert count_missing(trainer, jobs, store=tmp_path) == 4
-    asked = [jobs[number] for number in (4, 3, 0, 5, 1, 0, 2)]
-    for _ in range(2):
-        found = retrain(trainer, asked, store=tmp_path, workers=1)
-        assert len(found) == len(asked)
-        for job, outcome in zip(asked, found, strict=True):
-            np.testing.assert_array_equal(outcome.losses, trainer.losses(job))
-    assert count_missing(trainer, jobs, store=tmp_path) == 0
-
-
-def test_a_job_is_its_chunks_and_its_seed(task_and_queries):
-    task, queries = task_and_queries
-    trainer = open_trainer(task, queries)
-    first, second = _jobs(trainer.n_chunks, 2)
-    jobs = [first, second, Job(first.mask, second.seed)]
-    alone = [outcome.losses for outcome in trainer.run(jobs)]
-    apart = [np.abs(alone[a] - alone[b]).max() for a, b in ((0, 1), (0, 2), (1, 2))]
-    assert min(apart) > 0.01

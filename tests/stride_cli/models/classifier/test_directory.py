@@ -17,7 +17,7 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api
 from stride_cli.data.example_queries import register
-from stride_cli.errors import CorpusError, ModelError, StrideError, UsageError
+from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.models.classifier.directory import find_row, load_classifier
 from stride_cli.models.classifier.examples import Columns, read_examples
 from stride_cli.models.loading import load_model, model_fingerprint
@@ -93,15 +93,6 @@ def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -
         train_classifier(digits_file, tmp_path / "other", ClassifierOptions(epochs=0))
 
 
-def test_another_file_is_indexed_whole(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
-    file = np.load(digits_file)
-    np.savez(tmp_path / "new.npz", images=file["images"][::2], labels=file["labels"][::2])
-    index = api.build_index([str(tmp_path / "new.npz")], out=tmp_path / "i.stride", model=str(digits_model))
-    assert index.n_chunks == 300
-    model = api.open_model(index)
-    assert len(model.held_out) == 0  # type: ignore[attr-defined]
-
-
 def test_data_that_does_not_fit_the_model(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
     images = np.load(digits_file)["images"][:20]
     for arrays, message in (
@@ -142,29 +133,6 @@ def test_other_data_or_another_model_is_refused(
         api.open_model(index, str(tmp_path))
 
 
-def test_rows_that_cannot_be_chosen(digits_file: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "short.npy", np.ones(3, bool))
-    np.save(tmp_path / "far.npy", np.array([0, 600]))
-    np.save(tmp_path / "twice.npy", np.array([1, 1]))
-    np.save(tmp_path / "text.npy", np.array(["a"]))
-    cases: list[tuple[dict, str]] = [
-        ({"rows": 590, "holdout": 11}, "do not fit"),
-        ({"rows": 0}, "--rows is 0"),
-        ({"holdout": 600}, "do not fit"),
-        ({"rows": 1}, "have one label"),
-        ({"rows": 5, "rows_file": "x.npy"}, "both say"),
-        ({"rows_file": str(tmp_path / "absent.npy")}, "cannot be read"),
-        ({"rows_file": str(tmp_path / "short.npy")}, "has 3 entries .expected 600"),
-        ({"rows_file": str(tmp_path / "far.npy")}, "not in the file"),
-        ({"rows_file": str(tmp_path / "twice.npy")}, "twice"),
-        ({"rows_file": str(tmp_path / "text.npy")}, "no row numbers"),
-    ]
-    for options, message in cases:
-        with pytest.raises(StrideError, match=message):
-            train_classifier(digits_file, tmp_path / "model", ClassifierOptions(**options))
-    assert not (tmp_path / "model").exists()
-
-
 def _other_version(copy: Path) -> None:
     file = copy / "classifier.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "classifier_version": 9}))
@@ -186,18 +154,3 @@ def test_directories_that_are_damaged(
     damage(copy)
     with pytest.raises(ModelError, match=message):
         load_classifier(copy)
-
-
-def test_a_directory_is_not_overwritten_unasked(digits_file: Path, tmp_path: Path) -> None:
-    options = ClassifierOptions(width=4, rows=50, epochs=1)
-    train_classifier(digits_file, tmp_path / "model", options)
-    first = model_fingerprint(tmp_path / "model")
-    with pytest.raises(UsageError, match="exists"):
-        train_classifier(digits_file, tmp_path / "model", options)
-    other = ClassifierOptions(width=4, rows=50, epochs=1, seed=1)
-    train_classifier(digits_file, tmp_path / "model", other, overwrite=True)
-    assert model_fingerprint(tmp_path / "model") != first
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("x")
-    with pytest.raises(UsageError, match="not a classifier's directory"):
-        train_classifier(digits_file, tmp_path / "mine", options, overwrite=True)

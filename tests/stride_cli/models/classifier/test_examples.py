@@ -154,14 +154,3 @@ def test_files_that_are_no_files_of_examples(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"a,status\n1,\xe9\n")
     with pytest.raises(CorpusError, match="UTF-8"):
         read_examples(tmp_path / "latin.csv", Columns(label="status"))
-
-
-def test_labels_that_are_no_classes(tmp_path: Path) -> None:
-    one = read_examples(npz(tmp_path, inputs=np.zeros((3, 1)), labels=np.zeros(3, int)))
-    with pytest.raises(CorpusError, match="every label is '0'"):
-        find_classes(one)
-    measured = read_examples(npz(tmp_path, inputs=np.zeros((6, 1)), labels=np.arange(6)))
-    with pytest.raises(CorpusError, match="6 labels in 6 rows"):
-        find_classes(measured)
-    with pytest.raises(CorpusError, match=r"label of row 2, '2', is out of range .the classes are 0, 1"):
-        class_numbers(measured, ["0", "1"])

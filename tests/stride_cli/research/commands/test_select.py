@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -49,25 +48,6 @@ def test_three_files_of_the_same_size(run, workspace: Path, task: Path, tmp_path
     assert {document["selection"]["query"] for document in chosen} <= {"q0", "q1"}
     again = run(f"select {task} --index {workspace}/run.stride --size 6 --out {tmp_path}/out")
     assert again.code == 2 and "exists already" in again.err
-
-
-def test_bad_input_writes_nothing(run, workspace: Path, task: Path, tmp_path: Path) -> None:
-    index, out = f"--index {workspace}/run.stride", f"--out {tmp_path}/out"
-    large = run(f"select {task} {index} --size 61 {out}")
-    assert large.code == 2 and "61" in large.err and "60 documents" in large.err
-    shutil.copytree(workspace / "run.stride", tmp_path / "bare.stride")
-    shutil.rmtree(tmp_path / "bare.stride/operators")
-    bare = run(f"select {task} --index {tmp_path}/bare.stride --size 3 {out}")
-    assert bare.code == 2 and "has no operators" in bare.err
-    # other methods need none
-    assert run(f"select {task} --index {tmp_path}/bare.stride --size 3 --method chance {out}").code == 0
-    shutil.rmtree(tmp_path / "out")
-    build = f"index build {workspace}/corpus.jsonl --model {workspace}/model --out {tmp_path}/mute.stride"
-    assert run(f"{build} --no-text").code == 0
-    mute = run(f"select {task} --index {tmp_path}/mute.stride --size 3 --method chance {out}")
-    assert mute.code == 2 and "holds no text" in mute.err
-    assert run(f"select {task} {index} --method nonsense --size 3 {out}").code == 2
-    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_evaluate_selection(run, workspace: Path, task: Path, tmp_path: Path) -> None:

@@ -69,22 +69,6 @@ def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path
     assert again[1].attributed.tolist() == large.attributed.tolist()
 
 
-@pytest.mark.parametrize("margins", [False, True])
-def test_probability_falls(influence: np.ndarray, tmp_path: Path, margins: bool) -> None:
-    """exp(−loss) for text, σ(margin) for classifiers."""
-    tops = top_chunks([influence], 3)
-    options = RemovalOptions(draws=1, workers=1)
-    trainer = AdditiveTrainer(influence, margins=margins)
-    (found,) = measure_removal(trainer, tops, [3], [0], options, store=tmp_path)
-    before = 3 - influence.sum(axis=1)
-    after = before + found.attributed
-    expected = (
-        1 / (1 + np.exp(before)) - 1 / (1 + np.exp(after)) if margins else np.exp(-before) - np.exp(-after)
-    )
-    assert found.probability_attributed == pytest.approx(expected)
-    assert (found.probability_attributed > 0).all()
-
-
 def test_top_chunks_break_ties_by_lot() -> None:
     scores = np.array([[5.0, 0, 0, 7, 0, 0, 0, 0, 0, 0]] * 50)
     found = top_chunks([scores[:20], scores[20:]], 3, seed=1)

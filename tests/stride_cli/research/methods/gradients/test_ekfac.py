@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from stride_cli.models import loading
 from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.passes import Passes
 from stride_cli.research.methods.protocol import score_all
@@ -87,21 +86,3 @@ def test_eigenvalues_are_of_other_labels_than_their_basis(nanochat_task, monkeyp
     EKFAC(draws=draws).fit(nanochat_task)
     basis, values = drawn["EK-FAC: covariances"], drawn["EK-FAC: eigenvalues"]
     assert len(set(basis)) == len(set(values)) == draws and not set(basis) & set(values)
-
-
-def test_checkpoints_have_curvatures_of_their_own(make_classifier, tmp_path, monkeypatch):
-    """Their influences, each with its own Gauss–Newton matrix, are summed by their rates."""
-    torch.manual_seed(0)
-    inputs, labels = torch.randn(26, 4), (torch.arange(26) % 3).numpy()
-    heads = [nn.Linear(4, 3, bias=False) for _ in range(2)]
-    tasks = [make_classifier(nn.Identity(), head, inputs, labels, 20) for head in heads]
-    alone = [_scores(EKFAC(labels="true"), task, queries) for task, queries in tasks]
-    assert not np.allclose(*alone, rtol=0.1)
-    for number in (0, 1):
-        (tmp_path / str(number)).mkdir()
-    monkeypatch.setattr(loading, "load_model", lambda path, **options: tasks[int(path.name)][0].model)
-    method = EKFAC(labels="true", checkpoints=f"{tmp_path / '0'}|{tmp_path / '1'}", rates="1|0.5")
-    found = _scores(method, *tasks[0])
-    np.testing.assert_allclose(found, alone[0] + 0.5 * alone[1], rtol=1e-4, atol=1e-5)
-    one = EKFAC(labels="true", checkpoints=f"{tmp_path / '0'}|{tmp_path / '1'}", rates="1|0.5", query_bytes=1)
-    np.testing.assert_allclose(_scores(one, *tasks[0]), found, rtol=1e-4, atol=1e-5)

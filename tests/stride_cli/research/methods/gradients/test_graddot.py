@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from stride_cli.errors import UsageError
 from stride_cli.models import loading
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.research.methods.gradients.graddot import GradDot, TracIn
-from stride_cli.research.methods.gradients.passes import find_checkpoints
 from stride_cli.research.methods.protocol import score_all
 
 
@@ -116,20 +112,6 @@ def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
         gradients = torch.einsum("ni,nj->nij", error, softmax.inputs.float()).flatten(1)
         expected = expected + rate * gradients[softmax.n :] @ gradients[: softmax.n].T
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_checkpoints_of_a_run_with_their_rates(tmp_path):
-    for step in (5, 10):
-        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-    log = [{"step": step, "lr": 1.0 / step} for step in range(1, 16)]
-    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(point) + "\n" for point in log))
-    found = find_checkpoints(str(tmp_path), None)
-    assert [c.path and c.path.name for c in found] == ["step-000005", "step-000010", tmp_path.name]
-    np.testing.assert_allclose([c.rate for c in found], [1 / 5, 1 / 10, 1 / 15])
-    with pytest.raises(UsageError, match="2 rates for 3"):
-        find_checkpoints(str(tmp_path), "1|2")
-    with pytest.raises(UsageError, match="no checkpoint"):
-        find_checkpoints(str(tmp_path / "nowhere"), None)
 
 
 def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):

@@ -85,26 +85,6 @@ def test_adapter_gradients_and_saved_moments(fixture, request, queries, autograd
     assert method.bytes_per_chunk == 2 * 16_384 * 4
 
 
-def test_first_moments_are_those_of_the_first_step(gpt2_task, autograd):
-    """One chunk, one step: while B is zero only B has a gradient; m is (1 − β₁) g and v (1 − β₂) g²."""
-    warm = warm_up(gpt2_task, share=0.01, epochs=1, rank=2, lr=1e-9, layers="c_attn")
-    moments = warm.at(0)
-    assert moments.steps == 1 and len(moments.first) == 2 * len(warm.capture.layers) == 4
-    for number in (0, 2):
-        assert not moments.first[number].any()
-    gradient = torch.cat([each.flatten() for each in moments.first]) / (1 - moments.betas[0])
-    squares = torch.cat([each.flatten() for each in moments.second]) / (1 - moments.betas[1])
-    torch.testing.assert_close(squares, gradient.square(), rtol=1e-4, atol=1e-12)
-    names = [f"transformer.h.{layer}.attn.c_attn.lora_{part}" for layer in (0, 1) for part in "ab"]
-    adapted = Workspace(gpt2_task.index, warm.capture.model, gpt2_task.chunks, 0)
-    each = autograd(adapted, [gpt2_task.chunks.chunk(row) for row in range(gpt2_task.n_chunks)], names)
-    lengths = np.linalg.norm(each, axis=1, keepdims=True)
-    clipped = each * np.minimum(1, 1 / lengths)
-    distances = np.abs(clipped - gradient.double().numpy()).max(axis=1)
-    # of exactly one of the chunks; training may multiply in bf16
-    assert distances.min() < 0.01 < 0.1 < np.sort(distances)[1]
-
-
 def test_the_warm_up_starts_from_the_base_of_the_recipe(tmp_path, saved_model):
     from stride_cli import api
     from stride_cli.corpus.options import BuildOptions

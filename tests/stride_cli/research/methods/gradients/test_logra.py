@@ -6,7 +6,7 @@ import torch
 
 from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.capture import Capture
-from stride_cli.research.methods.gradients.features import Solver, corpus_features, damped_power
+from stride_cli.research.methods.gradients.features import corpus_features
 from stride_cli.research.methods.gradients.logra import LoGRA
 from stride_cli.research.methods.gradients.passes import Passes
 from stride_cli.research.methods.gradients.projection import TwoSided, random_projector, random_sides
@@ -57,12 +57,3 @@ def test_projections_keep_inner_products(nanochat_task, autograd, monkeypatch):
             total += features @ features.T / 60
         assert np.corrcoef(total.ravel(), kernel.ravel())[0, 1] > 0.97, kind
         assert 0.9 < np.trace(total) / np.trace(kernel) < 1.1, kind
-
-
-@pytest.mark.parametrize("damping", [0.0, 0.1])
-@pytest.mark.parametrize("rows", [5, 40])
-def test_few_rows_are_solved_by_their_products(damping: float, rows: int) -> None:
-    random = np.random.default_rng(3)
-    features, asked = (random.normal(size=(count, 12)).astype(np.float32) for count in (rows, 3))
-    expected = asked @ damped_power(features.T.astype(np.float64) @ features / rows, damping, -1.0)
-    np.testing.assert_allclose(Solver.of_rows(features, damping)(asked), expected, rtol=1e-5, atol=1e-6)

@@ -37,16 +37,6 @@ def test_adafactor_moments_by_hand(softmax):
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
 
 
-def test_moments_of_queries_are_mixed_in(softmax):
-    train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
-    plain = _cosines(held, train)
-    for mix in (0.3, 1.0):
-        found = _scores(TrackStar(rank=8, moments="none", mix=mix), softmax.task, softmax.queries)
-        expected = _cosines(held, train, mix=mix)
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-        assert not np.allclose(found, plain, atol=0.01)
-
-
 def test_auto_mix_makes_the_largest_eigenvalues_meet(softmax):
     """1,000 of 65,536 numbers are, of 15, the first."""
     train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()

@@ -90,17 +90,3 @@ def test_margin_gradients_of_sequences(nanochat_task, queries):
         squares = sum(float(gradient.square().sum()) for gradient in gradients)
         assert features[row] @ features[row] == pytest.approx(squares, rel=1e-3)
         assert doubt[row] == pytest.approx(float((1 - picked.exp()).mean().detach()), rel=1e-4)
-
-
-def test_every_model_has_a_projection_of_its_own(softmax, tmp_path, monkeypatch):
-    """So that what few dimensions distort is averaged too: of one model twice, two kernels."""
-    monkeypatch.setattr(loading, "load_model", lambda path, **options: softmax.task.model)
-    whole = _scores(TRAK(dim=400, damping=0.1), softmax.task, softmax.queries)
-    one = _scores(TRAK(dim=6, damping=0.1), softmax.task, softmax.queries)
-    many = "|".join([str(tmp_path)] * 12)
-    several = _scores(TRAK(dim=6, damping=0.1, checkpoints=many), softmax.task, softmax.queries)
-
-    def likeness(found):
-        return np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(found, whole, strict=True)])
-
-    assert likeness(several) > likeness(one) + 0.05
