@@ -65,6 +65,7 @@ class IndexedModel:
         settings_fingerprint: Recorded, and compared as the others are.
         most_subsets: K at most, where none is asked for (`configuration.subsets_bound`).
         form: That its training had, as a recorded run says; None: by the options.
+        vocabulary: Tokens that it has rows for; None: unknown.
     """
 
     tokenizer: Any
@@ -75,6 +76,7 @@ class IndexedModel:
     settings_fingerprint: str | None = None
     most_subsets: int | None = None
     form: Form | None = None
+    vocabulary: int | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -133,7 +135,11 @@ def build_index(
     block_size = choose_block_size(options.block_size, model.context)
     form = model.form or Form.choose(model.tokenizer, options.form)
     chunker = DocumentTokenizer(
-        model.tokenizer, block_size=block_size, form=form, skip=reading.on_bad == "skip"
+        model.tokenizer,
+        block_size=block_size,
+        form=form,
+        skip=reading.on_bad == "skip",
+        vocabulary=model.vocabulary,
     )
     local_directory(out)
     sources = [pinned(source) for source in sources]

@@ -78,10 +78,17 @@ class DocumentTokenizer:
         block_size: Most tokens of a chunk.
         form: How prompt and response, or messages, become one text; default: `Form.choose`.
         skip: Keep a document that the template refuses, without scored tokens, and tell of it.
+        vocabulary: Tokens that the model has; None: all of the tokenizer's.
     """
 
     def __init__(
-        self, tokenizer: Any, *, block_size: int, form: Form | None = None, skip: bool = False
+        self,
+        tokenizer: Any,
+        *,
+        block_size: int,
+        form: Form | None = None,
+        skip: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         if block_size < 2:
             raise CorpusError(
@@ -91,7 +98,7 @@ class DocumentTokenizer:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.form = form or Form.choose(tokenizer)
-        self.skip = skip
+        self.skip, self.vocabulary = skip, vocabulary
         self.bos: int | None = tokenizer.bos_token_id if self.form.bos else None
         self._backend = _plain_backend(tokenizer)
 
@@ -113,7 +120,7 @@ class DocumentTokenizer:
 
         Raises:
             CorpusError: The chat template refuses a conversation, or rewrites its answers so that they cannot
-                be found again.
+                be found again; a token was added to the tokenizer, and the model has none such.
         """
         # 1. the text of each document, and the characters of its answers (None: all of it is scored)
         rendered = [self._render(document, ends) for document in documents]
@@ -158,6 +165,13 @@ class DocumentTokenizer:
                 tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
                 scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
+            if self.vocabulary is not None and len(tokens) and tokens.max() >= self.vocabulary:
+                added = self.tokenizer.decode([int(tokens.max())])
+                raise CorpusError(
+                    f"{document.source}:{document.line}: document '{document.id}' has the token {added!r}, "
+                    "for which the model has no row",
+                    fix="take it out of the text: the tokenizer got it after the model was trained",
+                )
             encoded.append(Encoded(tokens, scored))
         return encoded
 

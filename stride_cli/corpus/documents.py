@@ -339,7 +339,7 @@ class DocumentParser:
         if text is not None:
             return tokens | {"text": _filled(text, where, f"the field '{names.text}'")}
         if messages is not None:
-            checked = _check_messages(messages, where, names.messages)
+            checked = check_messages(messages, where, names.messages)
             return tokens | {"messages": checked, "template": _template_options(record, where)}
         return tokens | {
             "prompt": _string(prompt, where, f"the field '{names.prompt}'"),
@@ -379,7 +379,8 @@ def _template_options(record: Mapping[str, Any], where: str) -> dict[str, Any] |
     return {**({"tools": tools} if tools else {}), **(options or {})} or None
 
 
-def _check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, Any], ...]:
+def check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, Any], ...]:
+    """Return the messages of a conversation, whole but for nulls; CorpusError where they are none."""
     if not isinstance(messages, list):
         raise bad(where, f"the field '{field}' to be a list of {{role, content}}", type_name(messages))
     if len(messages) > MOST_MESSAGES:

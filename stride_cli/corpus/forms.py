@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal
 
+from stride_cli.characters import UNSPACED
 from stride_cli.corpus.documents import Document, content_text
 from stride_cli.errors import CorpusError, UsageError
 
 Span = tuple[int, int]  # first and after the last, of characters or tokens
-NAMES = ("text", "concat", "chat")
 CLOCK = "2024-07-26T00:00:00"  # the day that Llama 3's templates write where they are told none
 _MARK = "\ue0a1"  # a private-use character behind the contents that a template is given
 _PLAIN_KEYS = {"role", "content", "name", "weight", "train", "loss"}
@@ -22,8 +21,6 @@ _MASKS = ("train", "loss", "weight")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _ENDS_WORD = re.compile(r"[^\W_][,;:!?]?$")
-# scripts that put no space between words, by the first word of their letters' Unicode names
-_UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE"}
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,7 @@ def joiner(left: str, right: str) -> str:
     before = _ENDS_WORD.search(left[-2:])
     if not before or not right[:1].isalnum() or (before[0].isdigit() and right[0].isdigit()):
         return ""
-    return "" if _unspaced(before[0][0]) or _unspaced(right[0]) else " "
-
-
-def _unspaced(letter: str) -> bool:
-    return ord(letter) > 0x7F and unicodedata.name(letter, "").split(" ")[0].split("-")[0] in _UNSPACED
+    return "" if re.search(UNSPACED, before[0][0] + right[0]) else " "
 
 
 def messages_of(document: Document) -> list[dict[str, Any]]:

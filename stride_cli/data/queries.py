@@ -208,7 +208,8 @@ def build_queries(
     """
     found: dict[int, Query | StrideError] = {}
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
-    cutter = DocumentTokenizer(model.tokenizer, block_size=max(2, model.context_length), form=form)
+    size, vocabulary = max(2, model.context_length), getattr(model, "vocab_size", None)
+    cutter = DocumentTokenizer(model.tokenizer, block_size=size, form=form, vocabulary=vocabulary)
     for number, each in enumerate(asked):
         try:
             begun[number] = _begun(model, cutter, each)

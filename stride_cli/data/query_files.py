@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.characters import check_text, one_line, shortened
-from stride_cli.corpus.documents import type_name
+from stride_cli.corpus.documents import check_messages, content_text, meant_by, type_name
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError, UsageError
 
 if TYPE_CHECKING:
@@ -34,17 +34,35 @@ def prompt_id(record: Mapping[str, Any]) -> str | None:
 
 
 def prompt_texts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what a record asks: "prompt" and perhaps "response", "span" and "instead"."""
+    """Read what a record asks: "prompt", or "messages" in its place, and perhaps the other `PROMPT_TEXTS`.
+
+    Raises
+    ------
+    QueryError      there is no prompt, a value of another type, a key that looks like one that is not there
+    """
     found = {key: record[key] for key in PROMPT_TEXTS if record.get(key) is not None}
+    for key in record:
+        meant = None if key in (*PROMPT_TEXTS, "id", "messages") else meant_by(key, PROMPT_TEXTS)
+        if meant and meant not in record:
+            raise QueryError(
+                f"there is no key {shortened(repr(one_line(key)), 60)} (is '{meant}' meant?)",
+                fix=f"call it '{meant}', or leave it out",
+            )
+    if "prompt" not in found and record.get("messages") is not None:
+        try:
+            messages = check_messages(record["messages"], "prompt", "messages")
+        except CorpusError as error:
+            raise QueryError(error.message, fix='{"messages": [{"role": "user", "content": "…"}]}') from None
+        found |= {"messages": list(messages), "prompt": "\n".join(map(content_text, messages))}
     if "prompt" not in found:
         keys = one_line(", ".join(sorted(record)))
         raise QueryError(
             f"there is no 'prompt' (found {shortened(keys, 200) or 'nothing'})", fix='{"prompt": "…"}'
         )
-    for key, value in found.items():
-        if not isinstance(value, str):
-            raise QueryError(f"'{key}' is {type_name(value)} (expected a string)", fix='{"prompt": "…"}')
-        check_text(value, f"'{key}'")
+    for key in found.keys() - {"messages"}:
+        if not isinstance(found[key], str):
+            raise QueryError(f"'{key}' is {type_name(found[key])} (expected a string)", fix='{"prompt": "…"}')
+        check_text(found[key], f"'{key}'")
     return found
 
 

@@ -134,6 +134,11 @@ def context_length(model: GivenModel) -> int | None:
     return first_positive(read_configuration(model), CONTEXT_NAMES)
 
 
+def vocabulary_size(model: GivenModel) -> int | None:
+    """Return how many tokens a checkpoint has rows for; None when unknown. An adapter may have more rows."""
+    return None if is_adapter(place_of(model)) else _first(read_configuration(model), ("vocab_size",))
+
+
 def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
     """Return the most subsets of an index for a checkpoint, where none are asked for.
 

@@ -65,13 +65,14 @@ def finetune_model(
     corpus = read_corpus(sources, reading or ReadOptions())
     fingerprint = model_fingerprint(model)
     base = load_weights(model)
-    check_vocabulary(tokenizer, base.get_input_embeddings().weight.shape[0])
+    vocabulary = base.get_input_embeddings().weight.shape[0]
+    check_vocabulary(tokenizer, vocabulary)
     request = {"kind": "finetune", "model": fingerprint, "corpus": corpus.fingerprint, **asdict(options)}
     with RunDirectory(out, request, overwrite=overwrite) as run:
         recipe = run.load_recipe()
         if recipe is None:
             block_size = min(_BLOCK_SIZE, context_length(base))
-            chunks, record = cut(corpus, tokenizer, block_size=block_size)
+            chunks, record = cut(corpus, tokenizer, block_size=block_size, vocabulary=vocabulary)
             recipe = replace(
                 finetuning_recipe(chunks, options, base.num_parameters(), block_size=block_size, dtype=dtype),
                 base=str(Path(place).resolve() if Path(place).exists() else place),  # or a hub id
@@ -81,7 +82,7 @@ def finetune_model(
             )
             run.save_recipe(recipe)
         else:
-            chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size)
+            chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size, vocabulary=vocabulary)
         return run_recipe(
             run,
             recipe,

@@ -46,7 +46,7 @@ def build_index(
     """
     from stride_cli.corpus import build
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.configuration import context_length
+    from stride_cli.models.configuration import context_length, vocabulary_size
     from stride_cli.models.language.fingerprints import settings_fingerprint, tokenizer_fingerprint
     from stride_cli.models.language.language_recipe import most_subsets
     from stride_cli.models.language.tokenizer import load_tokenizer
@@ -75,6 +75,7 @@ def build_index(
         settings_fingerprint=settings_fingerprint(spec),
         most_subsets=most_subsets(spec),
         form=form,
+        vocabulary=vocabulary_size(spec),
     )
     return build.build_index(sources, indexed, out, options, reading or ReadOptions())
 

@@ -43,7 +43,9 @@ def read_corpus(sources: Sequence[str], reading: ReadOptions) -> Corpus:
     return Corpus(list(sources), documents, chained(EMPTY_CORPUS, documents), n_bytes)
 
 
-def cut(corpus: Corpus, tokenizer: Any, *, block_size: int) -> tuple[list[Chunk], dict[str, Any]]:
+def cut(
+    corpus: Corpus, tokenizer: Any, *, block_size: int, vocabulary: int | None = None
+) -> tuple[list[Chunk], dict[str, Any]]:
     """Cut a corpus into chunks in index order; return them with the recipe's record of the corpus.
 
     Raises
@@ -51,7 +53,7 @@ def cut(corpus: Corpus, tokenizer: Any, *, block_size: int) -> tuple[list[Chunk]
     CorpusError
         No chunk has a scored token.
     """
-    cutter = DocumentTokenizer(tokenizer, block_size=block_size)
+    cutter = DocumentTokenizer(tokenizer, block_size=block_size, vocabulary=vocabulary)
     chunks: list[Chunk] = []
     for start in range(0, len(corpus.documents), _BATCH):
         for encoded in cutter.encode_batch(corpus.documents[start : start + _BATCH]):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+from stride_cli.characters import UNSPACED
 
 BOS = "<|bos|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
@@ -37,11 +40,14 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, context_length: int) -> 
         Token 0 is <|bos|>, put in front of every text; the others are <|user|>, <|assistant|> and <|end|>
         (its end-of-sequence token), which its chat template writes around prompts and answers.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.BPE())
+    backend, texts = Tokenizer(models.BPE()), [*texts]
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if any(re.search(UNSPACED, text) for text in texts):  # else merges would make one token of a clause
+        letters = pre_tokenizers.Split(Regex(UNSPACED), behavior="isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([letters, backend.pre_tokenizer])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocab_size, SMALLEST_VOCABULARY),

@@ -50,8 +50,12 @@ def context_length(model: Any) -> int:
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
-    """ModelError when a tokenizer has ids that the model has no row for."""
-    if len(tokenizer) > vocab_size:
+    """ModelError when a tokenizer has ids that the model has no row for, which were not added to it.
+
+    One that was added and never used (to pad) is refused where a text has it.
+    """
+    added = sum(token >= vocab_size for token in getattr(tokenizer, "added_tokens_decoder", {}))
+    if len(tokenizer) - added > vocab_size:
         raise ModelError(
             f"the tokenizer has {len(tokenizer)} tokens, the model {vocab_size}",
             fix="they do not belong together: give the tokenizer that the model was trained with",

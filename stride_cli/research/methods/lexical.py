@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.attribution.shared_pairs import pair_scores
+from stride_cli.characters import words
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError, require_extra
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SIMILARITY_CHUNKS = 25_000  # chunks compared with a block of queries at once (app:baseline_details)
 UNITS = ("words", "tokens")
-_WORD = re.compile(r"(?u)\b\w\w+\b")  # two characters or more: the rule of scikit-learn and of bm25s
 
 
 class BM25:
@@ -32,7 +31,8 @@ class BM25:
         idf · tf / (tf + k1 (1 − b + b length / mean length)),  idf = ln(1 + (n − df + ½) / (df + ½)):
 
     Lucene's form (Kamphuis et al. 2020), bm25s's default. Words are lowercased, of two characters or more,
-    neither stemmed nor filtered by a stop list; k1 = 1.5, b = 0.75.
+    neither stemmed nor filtered by a stop list (of scripts without spaces, each two neighbours); k1 = 1.5,
+    b = 0.75.
 
     Raises
     ------
@@ -53,7 +53,7 @@ class BM25:
         # numbered in order of appearance: bm25s would number a set, in an order that changes with every run
         self._vocabulary: dict[str, int] = {}
         chunks = [
-            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in _words(text)]
+            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words(text.lower())]
             for text in chunk_texts(workspace)
         ]
         self._index = None
@@ -67,7 +67,7 @@ class BM25:
         for rows in query_blocks(queries):
             block = np.zeros((len(rows), self._task.n_chunks), np.float32)
             for position, text in enumerate(query_texts(self._task, queries, rows)):
-                known = [self._vocabulary[word] for word in _words(text) if word in self._vocabulary]
+                known = [self._vocabulary[word] for word in words(text.lower()) if word in self._vocabulary]
                 if self._index is not None and known:
                     block[position] = self._index.get_scores_from_ids(known)
             yield block
@@ -107,9 +107,9 @@ class TfIdf:
         except ModuleNotFoundError as error:
             raise require_extra("scikit-learn", "baselines") from error
         self._task = workspace
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"tokenizer": words, "token_pattern": None}
         if self.units == "tokens":  # texts are token numbers, split at spaces
-            settings = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
+            settings |= {"tokenizer": str.split, "lowercase": False}
         vectorizer = TfidfVectorizer(
             ngram_range=(1, self.ngrams),
             max_features=50_000,
@@ -178,10 +178,6 @@ class SharedPairs:
 def sparse_bytes(matrix: Any) -> int:
     """Count the bytes of a CSR matrix."""
     return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
 
 
 def _numbers(tokens: np.ndarray) -> str:
