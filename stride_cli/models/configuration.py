@@ -136,7 +136,7 @@ def context_length(model: GivenModel) -> int | None:
 
 def vocabulary_size(model: GivenModel) -> int | None:
     """Return how many tokens a checkpoint has rows for; None when unknown. An adapter may have more rows."""
-    return None if is_adapter(place_of(model)) else _first(read_configuration(model), ("vocab_size",))
+    return None if is_adapter(place_of(model)) else first_positive(read_configuration(model), ("vocab_size",))
 
 
 def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
