@@ -124,6 +124,7 @@ class Answer:
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
+    never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
     """
 
     schema: ClassVar[str] = "stride.answer/1"
@@ -145,6 +146,7 @@ class Answer:
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
+    never_trained: frozenset[int] | None = None
 
     id: str | None = key("the query's id, where its file gave one", default=None, lacking=True)
 
@@ -163,6 +165,14 @@ class Answer:
     def judged(self) -> Verdict | None:
         line = None if self.line is None else self.in_unit(self.line)
         return None if self.verdict is None else replace(self.verdict, line=line)
+
+    @told(
+        "documents of the index that the model was not trained on, by its own record; null: none, or nothing "
+        "is recorded; 0: it was another corpus, and which documents differ is not known",
+        optional=True,
+    )
+    def untrained(self) -> int | None:
+        return None if self.never_trained is None else len(self.never_trained)
 
     @told(PROMPT)
     def prompt(self) -> str:
@@ -294,6 +304,8 @@ class Answer:
             "backfilled": found.backfilled,
             "read": found.read if self.read or self.estimated else None,
         }
+        if found.document in (self.never_trained or ()):
+            record["trained"] = False
         if found.chunk in self.labels:
             record["label"] = self.labels[found.chunk]
         return record

@@ -106,7 +106,7 @@ def _follow(
     import shlex
 
     from index_format.reader import Index
-    from stride_cli.corpus.build import append_to_index, compare_corpus
+    from stride_cli.corpus.build import append_to_index, compare_corpus, difference
     from stride_cli.models.kinds import refuse_classifier
     from stride_cli.models.language.fingerprints import tokenizer_fingerprint
     from stride_cli.models.language.language_recipe import read_recipe
@@ -123,7 +123,8 @@ def _follow(
     if what == "other":
         raise UsageError(
             f"index '{index_path}' is of another corpus than {named} is now: expected its "
-            f"{index.n_documents:,} documents unchanged at the beginning, found {count:,} that differ",
+            f"{index.n_documents:,} documents unchanged at the beginning, found of {count:,}: "
+            f"{difference(index, sources, reading)}",
             fix=f"keep both: --index OTHER.stride; or move {quoted} away, and it is built anew",
         )
     attributes = index.group_attributes("operators") if index.has("operators") else {"fit": "closed"}

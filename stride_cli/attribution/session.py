@@ -124,6 +124,13 @@ class Session:
             opened._try_out()
         return opened
 
+    @cached_property
+    def never_trained(self) -> frozenset[int] | None:
+        """Numbers of the documents that the model was not trained on: see `untrained_documents`."""
+        from stride_cli.training.index_changes import untrained_documents
+
+        return None if self.model.table is not None else untrained_documents(self.index, self.model.path)
+
     def _try_out(self) -> None:
         """Take two tokens through every model and the spaces of its operators: what does not fit together
         raises."""
@@ -493,6 +500,7 @@ class Session:
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
             scale=scale,
+            never_trained=self.never_trained,
             carried=not carrying or options.passages == "carrying",
         )
 

@@ -186,6 +186,11 @@ def finetune(
             corpus, named_model(model), out, options, reading=reading, overwrite=overwrite
         )
     _report(trained, time.monotonic() - begin, json)
+    if trained.before is not None and trained.loss > trained.before / 2:
+        moved = f"{trained.result.steps} steps took its loss from {trained.before:.2f} to {trained.loss:.2f}"
+        output.note(
+            f"warning: it has hardly learnt its corpus: {moved}; give more --epochs, or a larger --lr"
+        )
     _next(corpus, out)
 
 
@@ -237,6 +242,8 @@ def _report(trained: Trained, seconds: float, json: bool, ending: Ending | None 
         "chunks": trained.recipe.corpus["chunks"],
         "seconds": seconds,
     }
+    if trained.before is not None:
+        record["loss_before"] = trained.before
     if ending is not None:
         record["entropy"], record["pairs_alone"] = ending.entropy, ending.alone
         record["speaks"] = ending.warning() is None

@@ -45,6 +45,8 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         console.print(Text(printable(told.explain(record)), style=style))
     elif record["verdict"] is not None or not answer.labels:
         console.print(Text(told.verdict(record) or told.no_verdict(record), style=style))
+    for said in filter(None, [told.untrained(record), told.nothing_listed(record)]):
+        console.print(Text(said, style="yellow"))
     tokens = record["scored_tokens"]
     likely = f"{tokens} scored token{'s' * (tokens != 1)}, probability {math.exp(-answer.loss):.2g}"
     likely += " a token" if tokens != 1 else ""

@@ -30,7 +30,7 @@ from index_format.reader import Index
 from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
-from stride_cli.corpus.documents import EMPTY_CORPUS, chained, merged_digest
+from stride_cli.corpus.documents import EMPTY_CORPUS, chained, listed, merged_digest
 from stride_cli.corpus.forms import Form
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
@@ -48,6 +48,7 @@ _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _DESIGN_BLOCK = 1 << 16  # chunks
 _MASK_BLOCK = 1 << 16  # chunks
+_COUNTED = ("scored_tokens", "unscored_documents", "unscored_chunks", "conversations")
 
 Batch = tuple[list[Document], Blocks]
 Item = TypeVar("Item")
@@ -93,6 +94,7 @@ class _Progress:
     digest: str = EMPTY_CORPUS
     scored_tokens: int = 0
     unscored_documents: int = 0
+    unscored_chunks: int = 0
     conversations: int = 0
 
     def after(self, documents: Sequence[Document], blocks: Blocks) -> _Progress:
@@ -102,6 +104,7 @@ class _Progress:
             digest=chained(self.digest, documents),
             scored_tokens=self.scored_tokens + int(blocks.scored_of.sum()),
             unscored_documents=self.unscored_documents + int((blocks.scored_of == 0).sum()),
+            unscored_chunks=self.unscored_chunks + int((blocks.loss_starts == blocks.lengths).sum()),
             conversations=self.conversations + sum(document.text is None for document in documents),
         )
 
@@ -231,7 +234,7 @@ def append_to_index(
     start = _Progress(
         documents=index.n_documents,
         digest=corpus,
-        **{name: counts.get(name, 0) for name in ("scored_tokens", "unscored_documents", "conversations")},
+        **{name: counts.get(name, 0) for name in _COUNTED},
     )
     first = 0 if grown else index.n_documents
     sources = [pinned(source) for source in sources]
@@ -483,6 +486,25 @@ def compare_corpus(
     return "same", count
 
 
+def difference(index: Index, sources: Sequence[str], reading: ReadOptions = ReadOptions()) -> str:
+    """Say how a corpus differs from an index's: which documents are changed, gone or new.
+
+    Raises:
+        CorpusError: The corpus cannot be read.
+    """
+    numbers = {index.document_id(number): number for number in range(index.n_documents)}
+    changed, new = [], []
+    for document in open_documents(sources, reading)[0]:
+        number = numbers.pop(document.id, None)
+        if number is None:
+            new.append(document.id)
+        elif (text := index.document_text(number)) is not None and text != document.plain_text:
+            changed.append(document.id)
+    found = (("changed", changed), ("gone", [*numbers]), ("new", new))
+    told = (f"{len(ids):,} {what} ({listed(ids[:2])}{', …' * (len(ids) > 2)})" for what, ids in found if ids)
+    return ", ".join(told) or "the same ones in another order, or roles of messages that differ"
+
+
 def _sizes_of_parts(index: Index) -> list[int]:
     """Return the documents of each part of an index whose fingerprint is `merged_digest`; else nothing."""
     config = index.attributes.get("config") or {}
@@ -524,9 +546,7 @@ def _counts(writer: IndexWriter, progress: _Progress, *, skipped: int) -> dict[s
         "documents": progress.documents,
         "chunks": writer.length("corpus/chunk_document"),
         "tokens": writer.length("corpus/tokens"),
-        "scored_tokens": progress.scored_tokens,
-        "unscored_documents": progress.unscored_documents,
-        "conversations": progress.conversations,
+        **{name: getattr(progress, name) for name in _COUNTED},
         "skipped_records": skipped,
     }
 

@@ -27,8 +27,8 @@ from stride_cli.remembered import recorded_path, recorded_places
 from stride_cli.version import __version__
 
 _COUNTED = (
-    "documents", "chunks", "tokens", "scored_tokens", "unscored_documents", "conversations",
-    "skipped_records",
+    "documents", "chunks", "tokens", "scored_tokens", "unscored_documents", "unscored_chunks",
+    "conversations", "skipped_records",
 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def summarise(index: Index, path: Location) -> IndexSummary:
         "tokens": index.n_tokens,
         "scored_tokens": counts.get("scored_tokens"),
         "unscored_documents": counts.get("unscored_documents"),
+        "unscored_chunks": counts.get("unscored_chunks"),
         "conversations": counts.get("conversations"),
         "skipped_records": counts.get("skipped_records"),
         "subsets": index.n_subsets,

@@ -24,6 +24,20 @@ Record = Mapping[str, Any]
 
 
 def explain(record: Record) -> str:
+    """Say what to conclude, that nothing is listed, and that the model was trained on another corpus."""
+    return " ".join(filter(None, [_concluded(record), nothing_listed(record), untrained(record)]))
+
+
+def nothing_listed(record: Record) -> str:
+    """Say why no document is listed; "" where some are."""
+    if record["hits"] or record["opposers"]:
+        return ""
+    if record["measurement"]["subsets"] == 1:
+        return "Nothing is listed: the corpus has one chunk, and influences are told from other chunks'."
+    return "Nothing is listed: no document has an influence that is not zero."
+
+
+def _concluded(record: Record) -> str:
     """Say in two sentences which documents to look at, and how far to trust that and what it cannot say.
 
     Parameters
@@ -57,6 +71,14 @@ def explain(record: Record) -> str:
             "it would be the same without (stride verify-hit)."
         )
     return f"{found[0].upper()}{found[1:]}. {_trust_without_verdict(record)}"
+
+
+def untrained(record: Record) -> str:
+    """Say that the model was not trained on this corpus; "" where it was, or nothing is known."""
+    if (count := record.get("untrained")) is None:
+        return ""
+    which = f"{_count(count, 'document')} of this index" if count else "some documents of this index"
+    return f"By its own record, the model was never trained on {which}."
 
 
 def verdict(record: Record) -> str:
@@ -115,7 +137,7 @@ def found_of(recall: Record) -> str:
 
 def caveats(record: Record) -> list[str]:
     """List what to beware of in this answer, one sentence each; empty where there is nothing."""
-    weighted, found = _weighted(record), []
+    weighted, found = _weighted(record), [said] if (said := untrained(record)) else []
     if record["recovery"]["nonzeros"] and not record["hits"]:
         pass  # nothing can be said of what is not listed
     elif not weighted:
@@ -205,6 +227,8 @@ def estimated_from(record: Record, subsets: int, tell: bool) -> str:
 def flags(hit: Record) -> list[str]:
     """Say in words what is special about a hit."""
     found = []
+    if hit.get("trained") is False:
+        found.append("the model was never trained on it")
     if hit["backfilled"]:
         found.append("by correlation only")
     if hit.get("read") is False and not hit["backfilled"]:

@@ -44,6 +44,7 @@ class HitRecord(TypedDict):
     chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
     passage: Passage
     label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
+    trained: NotRequired[Annotated[bool, "false: the model was not trained on it, by its own record"]]
     seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
     neighbours: Annotated[
         int, "other chunks that share all but one of its subsets: not told apart from it, unless it was read"

@@ -19,6 +19,7 @@ class IndexSummary(TypedDict):
     tokens: Annotated[int, "tokens of all chunks; of a classifier, two a row"]
     scored_tokens: Annotated[int | None, "tokens whose loss is trained on"]
     unscored_documents: Annotated[int | None, "documents without any; nothing can be attributed to them"]
+    unscored_chunks: Annotated[int | None, "chunks without a scored token; null: not counted"]
     conversations: NotRequired[
         Annotated[
             int | None,

@@ -15,6 +15,7 @@ class ModelRecord(TypedDict):
     path: Annotated[str, "directory of the model"]
     parameters: Annotated[int, "numbers that the model is made of"]
     loss: Annotated[float, "mean loss of the last steps, nats per scored token"]
+    loss_before: NotRequired[Annotated[float, "of a fine-tuned model: that loss before, on the same tokens"]]
     steps: Annotated[int, "optimizer steps"]
     epochs: Annotated[float, "passes over the corpus"]
     tokens: Annotated[int, "tokens of the corpus"]

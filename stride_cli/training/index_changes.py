@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,3 +78,37 @@ def append_documents(path: Path, corpus: Sequence[str], model: ModelSpec, readin
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         reading=reading,
     )
+
+
+_MOST_COMPARED = 100_000  # documents; of larger corpora it is not looked up which were trained on
+
+
+def untrained_documents(index: Index, model: str | Path | None) -> frozenset[int] | None:
+    """Find the documents of an index that its model was not trained on, by the record of its training.
+
+    Returns
+    -------
+    Their numbers; empty: which they are is not known; None: there are none, or nothing is recorded
+    """
+    from stride_cli.corpus.readers import Fields, ReadOptions, read_documents
+    from stride_cli.errors import CorpusError
+    from stride_cli.models.language.language_recipe import read_recipe
+
+    recipe = None if model is None else read_recipe(model)
+    config = index.attributes.get("config") or {}
+    trained = None if recipe is None else recipe.corpus.get("fingerprint")
+    if trained in (None, index.attributes["fingerprints"]["corpus"]) or config.get("merged_exactly") is False:
+        return None
+    assert recipe is not None and model is not None
+    sources = [str(Path(model) / each if (Path(model) / each).exists() else each)
+               for each in recipe.corpus.get("sources", [])]  # fmt: skip
+    known = config.get("reading") or {}
+    reading = ReadOptions(**{**known, "fields": Fields(**known.get("fields", {})), "on_bad": "skip"})
+    try:
+        if index.n_documents > _MOST_COMPARED or not index.has("corpus/text_bytes"):
+            return frozenset()
+        texts = {each.plain_text for each in read_documents(sources, replace(reading, number_ids=True))}
+    except CorpusError:
+        return frozenset()
+    lacking = (n for n in range(index.n_documents) if index.document_text(n) not in texts)
+    return frozenset(lacking) or None

@@ -88,7 +88,9 @@ class FinetuneOptions(LanguageOptions):
     `lora_rank` 0 trains all weights.
     """
 
-    epochs: float | None = option(None, "Passes over the corpus; default 3.", above=0, high=10**6)
+    epochs: float | None = option(
+        None, "Passes over the corpus; default 3, or more of a small one.", above=0, high=10**6
+    )
     batch_tokens: int | None = option(
         None, "Most tokens of a batch; default 2048.", low=1, example=2048, panel=MORE
     )

@@ -90,6 +90,8 @@ class Trained:
     result : TrainingResult
     chunks : sequence of Chunk
         What it was trained on.
+    before : float or None
+        The same loss before it was fine-tuned; None: it was trained from scratch.
     """
 
     path: Path
@@ -98,6 +100,7 @@ class Trained:
     loss: float
     result: TrainingResult
     chunks: Sequence[Any] = ()
+    before: float | None = None
 
 
 def count_steps(
@@ -126,7 +129,7 @@ def run_recipe(
     """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
     publish it with `tokenizer` (see `save_model`)."""
     model = model.to(device)
-
+    before = mean_loss(model, chunks, recipe) if recipe.kind == "finetune" else None
     marks = run.marks(recipe.steps, checkpoints)
 
     def save_checkpoint(step: int) -> None:
@@ -153,4 +156,4 @@ def run_recipe(
     parameters = sum(
         p.numel() for name, p in model.named_parameters() if not name.endswith((".lora_a", ".lora_b"))
     )
-    return Trained(run.out, recipe, parameters, loss, result, chunks)
+    return Trained(run.out, recipe, parameters, loss, result, chunks, before)

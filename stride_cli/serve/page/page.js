@@ -354,6 +354,7 @@ function drawHit(answer, hit, largest, below) {
   const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
   const flags = [];
   const final = answer.carried || hit.chunk === undefined; // what is chosen by words has no other passage
+  if (hit.trained === false) flags.push("the model was never trained on it");
   if (hit.backfilled) flags.push("by correlation only");
   if (hit.read === false && !hit.backfilled) flags.push("estimated, not read");
   if (hit.seen === false) flags.push("never seen by the operators");

@@ -117,6 +117,7 @@ def test_an_index_holds_the_corpus_and_its_design(
         "tokens": index.n_tokens,
         "scored_tokens": int(expected["loss_mask"].sum()),
         "unscored_documents": 0,
+        "unscored_chunks": int((expected["loss_start"] == np.diff(expected["chunk_offsets"])).sum()),
         "conversations": 11,
         "skipped_records": 0,
     }
@@ -312,3 +313,60 @@ def test_memory_does_not_grow_with_the_corpus(
         tracemalloc.stop()
     assert index.array("corpus/text_bytes").nbytes > 4_400_000
     assert peaks[1] - peaks[0] < 400_000
+
+
+def test_an_index_knows_what_its_model_was_not_trained_on(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    from dataclasses import replace
+
+    from stride_cli.models.language.language_recipe import FILE_NAME
+    from stride_cli.training.finetuning import finetuning_recipe
+    from stride_cli.training.index_changes import untrained_documents
+    from stride_cli.training.options import FinetuneOptions
+    from stride_cli.training.runs import cut, read_corpus
+
+    records = some_records(12)
+    source = write_jsonl(records)
+    index = small_index([source], tokenizer, tmp_path / "x.stride")
+    chunks, corpus = cut(read_corpus([source], ReadOptions()), tokenizer, block_size=12)
+    recipe = finetuning_recipe(chunks, FinetuneOptions(), 10**8, block_size=12, dtype="fp32")
+    assert recipe.steps == 80 and recipe.batch_tokens < 2048 and recipe.adam_lr == pytest.approx(9e-5)
+
+    def of(**changed: Any) -> frozenset[int] | None:
+        written = replace(recipe, tokenizer_fingerprint="t" * 64, corpus={**corpus, **changed})
+        (tmp_path / FILE_NAME).write_text(written.to_json())
+        return untrained_documents(index, tmp_path)
+
+    assert of() is None and untrained_documents(index, tmp_path / "elsewhere") is None
+    other = write_jsonl([*records[:3], *records[5:]], "other.jsonl")
+    assert of(sources=[other], fingerprint="0" * 64) == {3, 4}
+    assert of(sources=["gone.jsonl"], fingerprint="0" * 64) == frozenset()
+
+
+def test_a_corpus_that_differs_is_told_by_its_documents(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    records = some_records(12)
+    index = small_index([write_jsonl(records)], tokenizer, tmp_path / "x.stride")
+    changed = [{**records[0], "text": "Paris"}, *records[1:9], {"id": "more", "text": "Water"}]
+    told = module.difference(index, [write_jsonl(changed, "changed.jsonl")])
+    last = ", ".join(f"'{record['id']}'" for record in records[9:11])
+    assert told == f"1 changed ('{records[0]['id']}'), 3 gone ({last}, …), 1 new ('more')"
+
+
+def test_the_form_is_recorded_and_later_documents_have_it(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
+) -> None:
+    pair = {"prompt": "What is", "response": "Paris"}
+    source = write_jsonl([{"id": str(n), **pair} for n in range(12)])
+    for name, text in (("concat", "<s>What is Paris"), ("text", "<s>What is Paris"), ("chat", None)):
+        index = small_index([source], tokenizer, tmp_path / f"{name}.stride", form=name, block_size=64)
+        assert index.attributes["form"] == {
+            "name": name, "between": None, "clock": None, "bos": True, "source": "option"
+        }  # fmt: skip
+        more = write_jsonl([{"id": "more", **pair}], "more.jsonl")
+        longer = append_to_index(index.path, [more], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
+        tokens = longer.chunk_tokens(12).tolist()
+        assert tokens == longer.chunk_tokens(0).tolist()
+        assert text is None or tokenizer.decode(tokens) == text
