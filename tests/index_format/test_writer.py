@@ -307,9 +307,6 @@ def test_extending_waits_for_a_running_stage_and_keeps_an_unfinished_one(tmp_pat
         assert stage.state == {"step": 1} and stage.scratch_path("checkpoint").read_text() == "weights"
 
 
-# ---- stages ----
-
-
 # ---- being killed ----
 
 

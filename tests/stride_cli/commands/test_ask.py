@@ -76,21 +76,3 @@ def test_another_corpus_or_model_is_told_and_nothing_is_lost(
     assert refused.code == 3 and "was built for another model" in refused.err
     assert "--index OTHER.stride" in refused.err
     assert before == sorted(path.stat().st_mtime_ns for path in (built / "corpus.stride").rglob("*"))
-
-
-@pytest.mark.parametrize(
-    "arguments, told, fix",
-    [
-        ("{corpus} X", "no model to ask", "--train"),
-        ("- X --model m", "stdin|found -", "stride index build -"),
-        ("{corpus} X - --model m", "- reads all prompts", "drop them"),
-        ("'{corpus}/*.jsonl' X --model m", "no single file", "--index corpus.stride"),
-    ],
-)
-def test_what_cannot_be_asked_is_told_before_anything_is_made(
-    arguments: str, told: str, fix: str, corpus: str, run: Callable
-) -> None:
-    refused = run(f"ask {arguments.format(corpus=corpus)}")
-    assert refused.code == 2 and fix in refused.err
-    assert any(words in refused.err for words in told.split("|"))
-    assert not list(Path(corpus).parent.glob("*.stride*"))

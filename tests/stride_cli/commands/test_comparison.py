@@ -119,17 +119,3 @@ def test_on_the_command_line(run, workspace: Path, tmp_path: Path) -> None:
     assert "comparison" not in answer and "instead" not in answer and answer["verdict"] is None
     result = run(f"query --file {file} --pool {at}")
     assert result.code == 2 and f"{file}:2:" in result.err and not result.out
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('query "a" --response "b" --instead "b"', "no token in which"),
-        ('query "a" --response "b" --instead " "', "is empty"),
-        ('query "a" --response "b c" --instead "d" --span c', "and a span is another"),
-        ('query "a" --pool', "found one prompt"),
-    ],
-)
-def test_what_cannot_be_compared(run, workspace: Path, line: str, message: str) -> None:
-    result = run(f"{line} --index {workspace}/run.stride")
-    assert result.code == 2 and message in result.err and not result.out

@@ -189,38 +189,6 @@ def test_bad_records(line: bytes, expected: str, here: Path, run: Callable[..., 
     assert skipped.code == 0 and skipped.records[0]["documents"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("nowhere.jsonl", "error: nowhere.jsonl: no such file"),
-        ("'no*.jsonl'", "error: no*.jsonl: the pattern matches no file"),
-        ("empty.jsonl", "error: empty.jsonl: expected at least one document, found none"),
-        ("cut.jsonl.gz", "error: cut.jsonl.gz:"),
-        ("cut.jsonl.zst", "error: cut.jsonl.zst:"),
-        ("corpus.jsonl --subsets 5000", "error: --subsets is 5,000, expected at most the number of chunks"),
-        (
-            "corpus.jsonl --block-size 65",
-            "error: --block-size is 65, expected at most the model's context of 64",
-        ),
-        ("corpus.jsonl --on-bad ignore", "Invalid value for '--on-bad'"),
-    ],
-)
-def test_bad_settings_and_sources(
-    arguments: str, expected: str, here: Path, run: Callable[..., Outcome]
-) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    Path("empty.jsonl").touch()
-    data = Path("corpus.jsonl").read_bytes()
-    for name, packed in (("cut.jsonl.gz", gzip.compress(data)), ("cut.jsonl.zst", zstandard.compress(data))):
-        Path(name).write_bytes(packed[: len(packed) // 2])
-    before = names(here)
-    result = run(f"index build {arguments} --model model")
-    assert result.code == 2
-    assert result.out == "" and expected in result.err
-    assert "fix: " in result.err or "Usage" in result.err
-    assert names(here) == before
-
-
 def test_which_index(here: Path, run: Callable[..., Outcome]) -> None:
     for command in ("info", "verify"):
         none = run(f"index {command}")

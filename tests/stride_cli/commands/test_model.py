@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stride_cli.commands.model import app
-from stride_cli.errors import CorpusError, ModelError, StrideError, UsageError
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--vocab", "280", "--context", "32", "--steps", "2"]
 WIDE = {"COLUMNS": "200", "TERM": "dumb"}
@@ -34,13 +33,6 @@ def model(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> str:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env=WIDE)
-
-
-def refused(kind: type[StrideError], *arguments: str) -> StrideError:
-    result = run(*arguments)
-    assert isinstance(result.exception, kind), result.output
-    assert result.exception.exit_code == 2 and result.stdout == ""
-    return result.exception
 
 
 def test_train_ends_with_one_record(tmp_path: Path, corpus: str) -> None:
@@ -72,17 +64,3 @@ def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:
     assert tuned["recipe"]["base_fingerprint"] == base["fingerprint"] != tuned["fingerprint"]
     assert tuned["recipe"]["lora_rank"] == 2
     assert tuned["tokenizer_fingerprint"] == base["tokenizer_fingerprint"]
-
-
-def test_mistakes(tmp_path: Path, corpus: str, model: str) -> None:
-    out = str(tmp_path / "m")
-    assert "exists" in refused(UsageError, "train", corpus, "--out", model, *TINY).message
-    assert "no model at" in refused(ModelError, "info", "./gone").message
-    error = refused(UsageError, "train", corpus, "--out", out, "--epochs", "1", "--steps", "1")
-    assert "--epochs and --steps" in error.message
-    tune = ["finetune", corpus, "--model", model, "--out", out]
-    assert "--lora is -1" in refused(UsageError, *tune, "--lora", "-1").message
-    assert "gone.jsonl" in refused(CorpusError, "train", str(tmp_path / "gone.jsonl"), "--out", out).message
-    assert run("train", corpus, "--out", out, "--optimizer", "stairs").exit_code == 2
-    assert run("finetune", corpus, "--out", out).exit_code == 2  # no --model
-    assert not list(tmp_path.iterdir())

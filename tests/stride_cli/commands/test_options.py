@@ -161,37 +161,6 @@ def test_a_value_out_of_range_is_refused_in_settings(
     assert "gone.stride" in run(line).err  # the remedy works
 
 
-@pytest.mark.parametrize(
-    ("line", "flag", "whose", "remedy"),
-    [
-        ("train --index gone.stride --fit sgd --normalize 0.5", "--normalize", "--fit closed", "use"),
-        ("train --index gone.stride --recipe paper --project 512", "--project", "--fit closed", "use"),
-        ("train --index gone.stride --steps 10", "--steps", "--fit sgd", "use --fit sgd"),
-        ("model train corpus.jsonl --out new --weights w.pt", "--weights", "classifiers", "give a .npz"),
-        ("model train examples.npz --out new --heads 4", "--heads", "language models", "give a corpus"),
-        (
-            "model train examples.npz --out new --field text=body",
-            "--field text=",
-            "language models",
-            "give a corpus",
-        ),
-        (
-            "model train table.csv --out new --field label=y --dtype bf16",
-            "--dtype",
-            "language models",
-            "give",
-        ),
-    ],
-)
-def test_an_option_of_the_other_kind_is_refused(
-    run, elsewhere: Path, line: str, flag: str, whose: str, remedy: str
-) -> None:
-    result = run(line)
-    assert result.code == 2 and result.out == "" and not list(elsewhere.iterdir())
-    assert f"error: {flag} is an option of {whose}, and " in result.err
-    assert f"fix: leave out {flag}, or {remedy}" in result.err
-
-
 def test_a_setting_of_the_other_fit_waits_for_its_own(run, elsewhere: Path) -> None:
     """`stride tune` writes a damping; --fit sgd on the command line is not stopped by it."""
     (elsewhere / "stride.yaml").write_text("train:\n  damping: 0.3\n  rank: 8\n")

@@ -61,13 +61,6 @@ def test_what_cannot_be_asked_is_named_with_its_line(tmp_path: Path, line: bytes
     assert bad.message.startswith(f"{tmp_path}/prompts.txt:3: ") and message in bad.message
 
 
-def test_ids_are_those_of_documents(tmp_path: Path) -> None:
-    found = prompts_of(
-        tmp_path, b'{"id": 7, "prompt": "a"}\n{"id": "b", "prompt": 3}\n{"id": null, "prompt": "c"}'
-    )
-    assert [each.id for each in found] == ["7", "b", None]
-
-
 def test_one_bad_prompt_stops_no_other(run, workspace: Path, tmp_path: Path) -> None:
     """Those that are bad only once they are tokenised, too; what is read together keeps its order."""
     lines = [

@@ -7,14 +7,12 @@ import io
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stride_cli.api import QueryOptions, Session
-from stride_cli.errors import UsageError
 from stride_cli.models.language import checkpoint, tokenizer
 
 PROMPT = '"The French Revolution began in"'
@@ -119,20 +117,6 @@ def test_prompts_of_a_file_are_answered_together_as_alone(run, workspace: Path, 
             assert a["influence"] == pytest.approx(b["influence"], rel=1e-3, abs=1e-6)
 
 
-def test_small_influences_are_shrunk_unless_told_otherwise(run, workspace: Path) -> None:
-    line = f"query {PROMPT} --index {workspace}/run.stride --top 9 --bottom 9 --json"
-    shrunk, raw = run(line).records[0], run(f"STRIDE_QUERY_SHRINK=false {line}").records[0]
-    assert (shrunk["recovery"]["shrink_exponent"], shrunk["recovery"]["shrink_opposing"]) == (1.3, 0.3)
-    assert (raw["recovery"]["shrink_exponent"], raw["recovery"]["shrink_opposing"]) == (1.0, 1.0)
-    assert [hit["document"] for hit in shrunk["hits"]] == [hit["document"] for hit in raw["hits"]]
-    for kept, found in zip(shrunk["hits"], raw["hits"], strict=True):
-        assert kept["backfilled"] == found["backfilled"]
-        assert kept["backfilled"] or 0 < kept["influence"] <= found["influence"] * (1 + 1e-9)
-    assert shrunk["hits"][0]["influence"] == pytest.approx(raw["hits"][0]["influence"])
-    for kept, found in zip(shrunk["opposers"], raw["opposers"], strict=True):
-        assert 0.3 * found["influence"] <= kept["influence"] < 0
-
-
 def test_span_scores_only_its_part(run, workspace: Path) -> None:
     line = f'query {PROMPT} --response "1789, when the people rose" --index {workspace}/run.stride'
     whole, part = run(line).records[0], run(line + " --span 1789").records[0]
@@ -225,15 +209,6 @@ def test_the_published_recipe_runs_and_sets_the_defaults(run, workspace: Path, t
     assert run(f"index verify {copy}").code == 0
 
 
-def test_answers_on_a_terminal_are_tables(run, workspace: Path, monkeypatch) -> None:
-    monkeypatch.setattr("stride_cli.output.wants_json", lambda flag: flag)
-    result = run(f"query {PROMPT} --index {workspace}/run.stride --top 2 --bottom 1 -v")
-    assert result.code == 0
-    for part in ("documents that support this", "documents that oppose this", "history/french-revolution"):
-        assert part in result.out
-    assert "duality gap" in result.out and "linear and exact measurement agree" in result.out
-
-
 def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
     workspace: Path, tmp_path: Path, run
 ) -> None:
@@ -276,15 +251,3 @@ def test_answers_without_transformers_are_those_with_it(
         wanted = answer()
     monkeypatch.setitem(sys.modules, "transformers", None)  # what a missing package looks like to an import
     assert answer() == wanted
-
-
-def test_a_session_answers_by_the_recovery_alone(workspace: Path) -> None:
-    """Nothing read, nothing estimated, and nothing to share out, which is said where it is asked for."""
-    session = Session.open(workspace / "run.stride")
-    alone = QueryOptions(read=0, estimate="subsets")
-    answer = session.query("The French Revolution began in", alone)
-    assert answer.read == 0 and not answer.estimated and "read" not in answer.seconds
-    assert answer.redundancy == 0
-    with pytest.raises(UsageError, match="redundancy needs a projection"):
-        session.query("The French Revolution began in", replace(alone, redundancy=3.0))
-    assert answer.supporters

@@ -70,35 +70,6 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     assert "1789" in answer.passages[hit.chunk]
 
 
-@pytest.mark.parametrize(
-    ("line", "stdin", "message"),
-    [
-        ("report --index {w}/run.stride --out {o}", "", "give prompts"),
-        ('report "x" --file {w}/corpus.jsonl --index {w}/run.stride --out {o}', "", "one of them"),
-        ('report "" --index {w}/run.stride --out {o}', "", "the prompt is empty"),
-        ('report - "x" --index {w}/run.stride --out {o}', "", "all prompts from stdin"),
-        ("report - --index {w}/run.stride --out {o}", "\n", "stdin holds no prompt"),
-        ('report "x" --index {w}/run.stride --out {w}/none/r.html', "", "there is no directory"),
-        ('report "x" --index {w}/run.stride --out {w}', "", "is a directory"),
-        ('report "x" --read -2 --index {w}/run.stride --out {o}', "", "--read is -2"),
-        ("report --answers {w}/corpus.jsonl --out {o}", "", "corpus.jsonl:1 is no record of stride"),
-        (
-            "report - --index {w}/run.stride --out {o}",
-            'The French\n{{"prompt": "x", "response": " "}}',
-            "the response is empty",
-        ),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(
-    run, workspace: Path, tmp_path: Path, line: str, stdin: str, message: str
-) -> None:
-    out = tmp_path / "r.html"
-    result = run(line.format(w=workspace, o=out), stdin=stdin.replace("{{", "{").replace("}}", "}"))
-    assert result.code == 2, result.err
-    assert message in result.err and "fix: " in result.err
-    assert result.out == "" and list(tmp_path.iterdir()) == []
-
-
 def test_the_example_script(run, workspace: Path, tmp_path: Path, prepared: Prepared) -> None:
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")

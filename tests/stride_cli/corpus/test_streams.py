@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from stride_cli.corpus.sources import ReadLog, Source, find_sources
 from stride_cli.corpus.streams import DamagedStream, open_stream, read_lines
-from stride_cli.errors import CorpusError
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -61,28 +60,3 @@ def test_globs_are_sorted_and_names_stay_as_given(tmp_path: Path, monkeypatch: p
     assert names("b.jsonl", "a.jsonl") == ["b.jsonl", "a.jsonl"]
     assert names("odd[1].jsonl") == ["odd[1].jsonl"]  # a file of that name comes before the pattern
     assert [source.kind for source in find_sources(["-"])] == ["jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([], "no corpus given"),
-        (["nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["directory"], "found a directory"),
-        (["table.csv"], "found '.csv'"),
-        (["-", "-"], "given twice"),
-        (["loop.jsonl"], "loop.jsonl: cannot be opened: Too many levels"),
-        (["a" * 300], "cannot be opened: File name too long"),
-        (["*\0.jsonl"], "matches no file"),
-    ],
-)
-def test_sources_that_cannot_be(
-    given: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("directory").mkdir()
-    Path("table.csv").write_text("id,text\n")
-    Path("loop.jsonl").symlink_to("loop.jsonl")
-    with pytest.raises(CorpusError, match=expected) as error:
-        find_sources(given)
-    assert error.value.fix

@@ -72,25 +72,6 @@ def test_the_context_is_filled_but_not_overrun(model) -> None:
             build_query(model, prompt, response=response)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "changes", "message"),
-    [
-        ("", {}, "the prompt is empty"),
-        (" \n", {}, "the prompt is empty"),
-        ("a\0b", {}, "NUL"),
-        ("a", {"response": "  "}, "the response is empty"),
-        ("a", {"response": "b", "span": "c"}, "the span 'c' is not in the response"),
-        ("a", {"form": Form("chat")}, "chat template"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused_with_a_remedy(
-    model, prompt: str, changes: dict, message: str
-) -> None:
-    with pytest.raises(QueryError, match=message) as caught:
-        build_query(model, prompt, **changes)
-    assert caught.value.fix
-
-
 def workspace_of(model, counts: dict | None, *, table=None):
     return SimpleNamespace(
         model=SimpleNamespace(tokenizer=model.tokenizer, table=table),

@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from stride_cli.errors import ModelError
 from stride_cli.models.language import checkpoint
-from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
-from stride_cli.models.language.tokenizer import load_tokenizer, transformers_tokenizer
+from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.models.spec import ModelSpec
 
@@ -59,17 +58,6 @@ def test_fingerprints_follow_the_content(saved_model: Path, model_dir: Path) -> 
     assert model_fingerprint(model_dir) != lm.fingerprint
 
 
-def test_tokenizer_fingerprint_ignores_the_last_call(saved_model: Path) -> None:
-    tokenizer = transformers_tokenizer(find_checkpoint(saved_model))
-    before = tokenizer_fingerprint(tokenizer)
-    tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True, pad_to_multiple_of=8) if (
-        tokenizer.pad_token
-    ) else tokenizer(["a"], truncation=True, max_length=3)
-    assert tokenizer_fingerprint(tokenizer) == before
-    tokenizer.add_tokens(["<new>"])
-    assert tokenizer_fingerprint(tokenizer) != before
-
-
 def test_shards_are_all_in_the_fingerprint(saved_model: Path, tmp_path: Path) -> None:
     model = checkpoint.load_weights(saved_model)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="8KB")
@@ -95,14 +83,6 @@ def test_a_hub_id_that_is_not_cached(monkeypatch: pytest.MonkeyPatch, no_network
     with pytest.raises(ModelError, match=r"no directory 'some/model'.*HF_HUB_OFFLINE") as caught:
         load_model("some/model")
     assert caught.value.fix and "download some/model" in caught.value.fix
-
-
-def test_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no model")
-    with pytest.raises(ModelError, match=r"has no config\.json"):
-        load_model(tmp_path)
-    with pytest.raises(ModelError, match="is a file"):
-        load_model(tmp_path / "notes.txt")
 
 
 def _truncated(kept: int) -> Callable[[Path], Any]:
@@ -164,17 +144,6 @@ def test_a_checkpoint_is_loaded_whole_or_not_at_all(
     assert caught.value.fix
 
 
-def test_gguf_files_that_cannot_be_told_apart_or_read(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    (tmp_path / "a.gguf").write_bytes(b"GGUF and then nothing")
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_model(tmp_path / "a.gguf")
-    (tmp_path / "b.gguf").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"holds 2 \.gguf files"):
-        load_model(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_real_gguf_model() -> None:
     pytest.importorskip("gguf")
@@ -195,13 +164,14 @@ _OPENED = """
 import sys
 from pathlib import Path
 from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Rss")}
 
 def opened(path):
-    model = load_model(path, device="cpu", dtype="bf16")
+    model = load_model(ModelSpec(path, device="cpu", dtype="bf16"))
     model.hidden(torch.zeros((1, 4), dtype=torch.int64), model.n_layers)
     return model
 

@@ -213,15 +213,3 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     assert kills > 0
     assert_same_fit(copied / "operators", undisturbed / "operators")
     assert verify(copied) == []
-
-
-def test_few_subsets_and_no_projections_are_told(trained: Path, tmp_path: Path, capsys) -> None:
-    (tmp_path / "model").symlink_to(trained / "model")
-    few, design = tmp_path / "few.stride", api.BuildOptions(n_subsets=3, degree=1)
-    sources, model = [str(trained / "corpus.jsonl")], str(tmp_path / "model")
-    n_chunks = api.build_index(sources, out=few, options=design, model=model).n_chunks
-    assert n_chunks > 30
-    for size, told in ((BYTES, False), (0, True)):
-        options = api.ClosedOptions(**QUICK, project=size)
-        api.train(few, options, overwrite=True, model=ModelSpec(device="cpu", dtype="fp32"))
-        assert (f"--subsets {n_chunks // 3} tells more" in capsys.readouterr().err) == told

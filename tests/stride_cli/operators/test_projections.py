@@ -12,18 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index_format.errors import IndexDamaged
 from stride_cli.attribution import estimates as estimating
 from stride_cli.attribution.direct import Exact, exact_products, influence_unit, query_gradients
 from stride_cli.attribution.estimates import Estimates
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
-from stride_cli.operators import gradient_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.corpus_pass import go_over_corpus
 from stride_cli.operators.fit_kernels import turn
-from stride_cli.operators.gradient_sums import PassSettings
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projections import (
@@ -309,60 +305,6 @@ def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest
     assert sampled[1] == pytest.approx(whole[1], rel=0.03)
     assert sampled[0] == pytest.approx(whole[0], abs=0.05 * whole[1])
     assert np.isin(chunks, all_chunks).mean() > 0.97
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("projection_codes", lambda values: values[:, :-8]),
-        ("projection_codes", lambda values: values.astype(np.int8)),
-        ("projection_codes", lambda values: values[:30]),
-        ("projection_step", lambda values: values[:30]),
-        ("projection_step", lambda values: values.astype(np.float64)),
-        ("projection_step", None),
-    ],
-)
-def test_arrays_of_another_shape_are_refused(fitted: Operators, name: str, change) -> None:
-    arrays, attributes = fitted.to_arrays()
-    if change is None:
-        del arrays[name]
-    else:
-        arrays[name] = change(arrays[name])
-    with pytest.raises(IndexDamaged, match=f"40 rows of {BYTES}"):
-        Operators.from_arrays(arrays, attributes)
-
-
-def test_a_pass_of_their_own_makes_the_same_and_knows_what_is_there(
-    model, chunks: ChunkReader, fitted: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steered, whole = SteeredModel.of(model, fitted), fitted.projections
-    assert whole is not None
-    _, made = go_over_corpus(steered, chunks, PassSettings(96, BYTES))
-    assert made is not None
-    np.testing.assert_array_equal(made.codes, whole.codes)
-    np.testing.assert_array_equal(made.step, whole.step)
-    # of thirty that are known not one is read again; interrupted, it goes on
-    real, read = gradient_sums.chunk_gradients, []
-
-    def watched(steered, batch):
-        if len(read) == 2:
-            read.append(None)
-            raise KeyboardInterrupt
-        read.append(batch.rows)
-        return real(steered, batch)
-
-    monkeypatch.setattr(gradient_sums, "chunk_gradients", watched)
-    known = Projections(whole.codes[:30], whole.step[:30], whole.seed)
-    saving = {"known": known, "scratch": tmp_path, "save_seconds": 0}
-    with pytest.raises(KeyboardInterrupt):
-        go_over_corpus(steered, chunks, PassSettings(60, BYTES), **saving)
-    _, more = go_over_corpus(steered, chunks, PassSettings(60, BYTES), **saving)
-    assert more is not None
-    assert sorted(np.concatenate([rows for rows in read if rows is not None])) == list(range(30, 40))
-    np.testing.assert_array_equal(more.codes[:30], whole.codes[:30])
-    # batches of another size round otherwise: a sign next to zero may turn
-    assert np.unpackbits(more.codes ^ whole.codes, axis=1).mean() < 1e-3
-    np.testing.assert_allclose(more.step, whole.step, rtol=1e-4)
 
 
 def test_a_chunk_is_projected_as_a_sum_over_its_tokens(model, chunks: ChunkReader, fitted) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-import numpy as np
-
-from stride_cli.report.contents import Concentration, Responses, from_record
+from stride_cli.report.contents import from_record
 from stride_cli.report.page import render_report
-from stride_cli.report.plots import concentration_plot, response_plot
 
 VOID = {"meta", "link", "input", "br", "line", "path", "circle"}
 
@@ -107,22 +104,3 @@ def test_the_highlighted_passage_is_in_the_chunk_with_its_words(shown) -> None:
     assert "<u>capital</u>" in text and "<u>Paris</u>" in text and "<u>France</u>" in text
     assert hit.text in Page(text).text  # the whole chunk, folded
     assert Page(text).tags.count("mark") == 1 + 2 + 2  # legend; passage and whole chunk; two saved passages
-
-
-def test_an_answer_without_hits_has_a_page(record) -> None:
-    empty = record([], recovery__nonzeros=0, loss=None, recovery__r_squared=None)
-    page = Page(render_report([from_record(empty)] * 2, title="x"))
-    assert "no document moved this response" in page.text and "–" in page.text
-
-
-def test_marks_stay_on_the_paper(shown) -> None:
-    answer = shown()
-    small = Responses(np.full(3, 1e-30), np.zeros(3))
-    one = Concentration(np.array([1]), np.array([1.0]), 10)
-    plots = [response_plot(answer.responses), concentration_plot(answer.concentration)]
-    for svg in (*plots, response_plot(small), concentration_plot(one)):
-        width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', svg).groups())
-        places = [*re.findall(r"(?:M|L)([-\d.]+) ([-\d.]+)", svg), *re.findall(r'x="(\S+)" y="(\S+)"', svg)]
-        places += re.findall(r'cx="(\S+)" cy="(\S+)"', svg)
-        assert len(places) > 3 and "nan" not in svg
-        assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)

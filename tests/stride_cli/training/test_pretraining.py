@@ -27,8 +27,6 @@ from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.models.spec import ModelSpec
 from stride_cli.training import language_loop as training
-from stride_cli.training.initial_model import initial_model
-from stride_cli.training.language_loop import train
 from stride_cli.training.pretraining import (
     TrainOptions,
     train_model,
@@ -66,23 +64,6 @@ def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, s
     assert len(prints) == 3
     assert load_model(steps[0]).n_layers == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-
-
-def test_the_recipe_repeats_the_training(tmp_path: Path, corpus: str) -> None:
-    from stride_cli.corpus.readers import ReadOptions
-
-    out = tmp_path / "model"
-    train_model([corpus], out, TINY)
-    recipe = read_recipe(out)
-    assert recipe is not None
-    known = read_corpus([corpus], ReadOptions())
-    assert known.fingerprint == recipe.corpus["fingerprint"]
-    lm = load_model(ModelSpec(out, device="cpu"))
-    chunks, record = cut(known, lm.tokenizer, block_size=recipe.block_size)
-    assert record == recipe.corpus
-    again = initial_model(recipe)
-    train(again, chunks, recipe)
-    assert model_fingerprint(again) == model_fingerprint(lm.model)
 
 
 def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
@@ -162,22 +143,6 @@ def test_a_full_disk_stops_it_wherever_it_is(tmp_path: Path, corpus: str) -> Non
         subprocess.run(["umount", "--lazy", str(small)], check=False)
     assert "training.json" not in reached[0] and FILE_NAME not in reached[1]
     assert len(reached) >= 5 and "state.pt" in reached[-1]
-
-
-@pytest.mark.slow
-def test_defaults_learn_a_small_corpus_by_heart(tmp_path: Path, documents: list[dict[str, str]]) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    trained = train_model([str(path)], tmp_path / "model", TrainOptions(device="cpu"))
-    # names and towns are drawn at random: what cannot be known before must be paid for
-    assert trained.loss < 0.6
-    lm = load_model(ModelSpec(tmp_path / "model", device="cpu"))
-    known = 0
-    for document in documents:
-        prompt, town = document["text"].split(" lives in ")
-        ids = lm.tokenizer(prompt + " lives in").input_ids
-        known += town.split(" ")[0] in lm.tokenizer.decode(lm.generate(ids, 6))
-    assert known >= 27
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,29 +145,6 @@ def test_kept_weights_answer_new_queries(task_and_queries, tmp_path, monkeypatch
     files[0].write_bytes(bytes(content))
     again = retrain(trainer, jobs, store=tmp_path / "d", workers=1)
     assert [o.losses.tobytes() for o in again] == [o.losses.tobytes() for o in expected]
-
-
-def test_digest_knows_what_decides_an_outcome(task_and_queries):
-    task, queries = task_and_queries
-    recipe = read_recipe(task.model.path)
-    base = open_trainer(task, queries).digest
-    assert open_trainer(task, queries, recipe=recipe.with_seed(9)).digest == base
-    moved = replace(recipe, corpus={**recipe.corpus, "sources": ["elsewhere.jsonl"]})
-    assert open_trainer(task, queries, recipe=moved).digest == base
-    assert open_trainer(task, queries, recipe=replace(recipe, lr=1.0)).digest != base
-    assert open_trainer(task, queries.take([0])).digest != base
-
-
-def test_another_corpus_is_refused(task_and_queries):
-    task, queries = task_and_queries
-    recipe = read_recipe(task.model.path)
-    other = replace(recipe, corpus={**recipe.corpus, "fingerprint": "ab" * 32})
-    with pytest.raises(ModelError, match="corpus abababababab in the recipe") as caught:
-        open_trainer(task, queries, recipe=other)
-    assert task.index.attributes["fingerprints"]["corpus"][:12] in caught.value.message
-    with pytest.raises(ModelError, match="block size 32 in the recipe, 64 in the index") as caught:
-        open_trainer(task, queries, recipe=replace(recipe, block_size=32))
-    assert "--block-size 32" in caught.value.fix
 
 
 def test_a_model_without_recipe(task_and_queries, trained, tmp_path):

@@ -16,17 +16,6 @@ def finish(run: RunDirectory, content: str) -> None:
     run.publish()
 
 
-def test_another_request_is_refused_or_discards(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "m", {"a": 1}, overwrite=False) as run:
-        run.state.write_bytes(b"state")
-    with pytest.raises(UsageError, match="a was 1, is 2") as caught:
-        RunDirectory(tmp_path / "m", {"a": 2}, overwrite=False)
-    assert caught.value.fix and "--overwrite" in caught.value.fix
-    assert run.state.read_bytes() == b"state"
-    with RunDirectory(tmp_path / "m", {"a": 2}, overwrite=True) as run:
-        assert not run.resumes and not run.state.exists()
-
-
 def test_what_is_there_is_kept_until_the_new_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "model"
     with RunDirectory(out, {"a": 1}, overwrite=False) as run:

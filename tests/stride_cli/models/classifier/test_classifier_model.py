@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from stride_cli.data.batches import ChunkReader
-from stride_cli.data.example_queries import queries_of_rows, read_examples, register
-from stride_cli.errors import ModelError, StrideError
+from stride_cli.data.example_queries import queries_of_rows, register
 from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
-from stride_cli.models.classifier.networks import MLP, build_network, choose_network
+from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fisher import label_fisher
@@ -159,55 +158,3 @@ def test_numbers_of_rows_do_not_change_when_queries_come() -> None:
     again = register(model, np.ones((1, 5)), [0])
     assert again.ids[0].tolist() == [2 * N + 6, 0]
     assert before.names == ["r2", f"r{N + 1}"]
-
-
-def test_refused_queries() -> None:
-    model = make("mlp", (5,))
-    for action, message in (
-        (lambda: register(model, np.ones((1, 4)), [0]), r"shape \(4,\) .expected \(5,\)"),
-        (lambda: register(model, np.full((1, 5), np.nan), [0]), "not finite"),
-        (lambda: register(model, np.ones((1, 5)), [3]), "3, is out of range"),
-        (lambda: register(model, np.ones((1, 5)), [0, 1]), "2 labels"),
-        (lambda: queries_of_rows(model, [N + 6]), f"no row {N + 6}"),
-        (lambda: queries_of_rows(model, [-1]), "no row -1"),
-        (lambda: read_examples(model, "held-out"), "no row was held out"),
-        (lambda: read_examples(model, "other.npz"), "not loaded from a directory"),
-        (lambda: model.tokenizer, "no tokenizer"),
-        (lambda: model.hidden(torch.zeros(1, 2, dtype=torch.int64), 3), "layer 3"),
-    ):
-        with pytest.raises(StrideError, match=message):
-            action()
-
-
-class Skips(MLP):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) + inputs.sum()
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), r"does not take inputs of shape \(5,\)"),
-        (nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), r"expected logits of shape \(2, 3\)"),
-        (Skips(5, [4], 3), "does not give its own output"),
-    ],
-)
-def test_refused_networks(network: nn.Module, message: str) -> None:
-    standardisation = Standardisation(np.zeros(()), np.ones(()))
-    with pytest.raises(ModelError, match=message):
-        ClassifierModel(network, classes=CLASSES, shape=(5,), standardisation=standardisation)
-
-
-def test_fingerprints_know_weights_classes_and_standardisation() -> None:
-    def model(seed: int = 0, classes: list[str] = CLASSES, mean: float = 0.0) -> ClassifierModel:
-        network = build_network(choose_network("mlp", width=4), (5,), 3, seed=seed)
-        return ClassifierModel(
-            network,
-            classes=classes,
-            shape=(5,),
-            standardisation=Standardisation(np.full(5, mean), np.ones(5)),
-        )
-
-    found = [model(), model(1), model(classes=["a", "b", "x"]), model(mean=1.0)]
-    assert len({one.fingerprint for one in found}) == 4 and model().fingerprint == found[0].fingerprint
-    assert len({one.tokenizer_fingerprint for one in found}) == 2

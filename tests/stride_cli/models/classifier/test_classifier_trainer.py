@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from index_format.reader import Index
 from stride_cli import api
-from stride_cli.data.example_queries import queries_of_rows, read_examples
+from stride_cli.data.example_queries import read_examples
 from stride_cli.data.workspace import Workspace
-from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network
-from stride_cli.research.training.classifier_trainer import ClassifierTrainer, open_classifier_trainer
+from stride_cli.research.training.classifier_trainer import open_classifier_trainer
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.training.truth import Truth, build_truth
 from stride_cli.training.classifier_loop import train_network
@@ -64,22 +61,6 @@ def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Workspa
     np.testing.assert_allclose(outcome.losses, own.numpy(), rtol=5e-3, atol=1e-5)
 
 
-def test_the_digest_knows_recipe_queries_and_rows(task: Workspace) -> None:
-    model: Any = task.model
-    recipe = read_classifier_recipe(model.path)
-    queries = queries_of_rows(model, [500, 501])
-    digests = {
-        open_classifier_trainer(task, queries).digest,
-        open_classifier_trainer(task, queries, recipe=model.path).digest,
-        open_classifier_trainer(task, queries, recipe=recipe.__class__.from_json(recipe.to_json())).digest,
-    }
-    assert len(digests) == 1
-    digests.add(open_classifier_trainer(task, queries_of_rows(model, [501, 500])).digest)
-    digests.add(open_classifier_trainer(task, queries_of_rows(model, [500, 501], labels=[0, 1])).digest)
-    digests.add(open_classifier_trainer(task, queries, recipe=replace(recipe, lr=0.01)).digest)
-    assert len(digests) == 4
-
-
 def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run.stride"
     shutil.copytree(digits_index, copy)
@@ -97,20 +78,3 @@ def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path
     rows = again.queries.batch(np.arange(60))
     losses = torch.nn.functional.cross_entropy(fresh.predict(rows.ids), rows.ids[:, 1], reduction="none")
     np.testing.assert_allclose(truth.base_losses, losses.numpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_refusals(task: Workspace, digits_file: Path, tmp_path: Path) -> None:
-    model: Any = task.model
-    queries = read_examples(model, "held-out")
-    trainer = open_classifier_trainer(task, queries)
-    assert isinstance(trainer, ClassifierTrainer)
-    with pytest.raises(UsageError, match=r"shape \(3,\) .expected \(500,\)"):
-        trainer.run([Job(np.ones(3, bool), 0)])
-    recipe = read_classifier_recipe(model.path)
-    other = replace(recipe, data={**(recipe.data or {}), "training": "0" * 64})
-    with pytest.raises(ModelError, match="recipe is of other rows"):
-        open_classifier_trainer(task, queries, recipe=other)
-    with pytest.raises(ModelError, match="began with given weights"):
-        open_classifier_trainer(task, queries, recipe=replace(recipe, epochs=0))
-    with pytest.raises(ModelError, match="no recipe"):
-        open_classifier_trainer(task, queries, recipe=tmp_path)

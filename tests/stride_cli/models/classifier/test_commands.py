@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,43 +85,6 @@ def test_the_whole_way(digits_file: Path, tmp_path: Path) -> None:
     assert code == 0 and record["architecture"] == "MLP" and record["vocabulary"] == 10
 
 
-def test_a_table_on_the_command_line(table_file: Path, tmp_path: Path) -> None:
-    columns = "--field label=status --field id=name --field drop=remark"
-    line = f"model train {table_file} {columns} --shuffle --holdout 9 "
-    code, (record,), _ = run(line + f"--out {tmp_path}/m --network logistic --epochs 4")
-    assert code == 0 and record["classes"] == 2 and record["held_out"] == 9
-    code, _, err = run(f"model train {table_file} --field label=stat --out {tmp_path}/n")
-    assert code == 2 and "no column 'stat' (found name, a, a.1" in err and "fix:" in err
-    code, _, err = run(f"model train {table_file} --field label=status --out {tmp_path}/n")
-    assert code == 2 and "column 'name' holds text" in err and not (tmp_path / "n").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("query 9999 --index {index}", "no row '9999'"),
-        ("query 17 --read 10 --index {index}", "--read reads single chunks"),
-        ("calibrate --index {index}", "of which there are no null prompts"),
-        ("query --file {digits} --response 11 --index {index}", "'11' is no class"),
-        ("query --file absent.npz --index {index}", "no file 'absent.npz'"),
-        ("model train {digits} --network vit --out {index}.m", "'vit' is unknown"),
-        ("model train {digits} {digits} --out {index}.m", "one file"),
-        ("model train {digits} --out {index}.m --epochs 1.5", "whole number"),
-        (
-            "model train {digits} --out {index}.m --optimizer muon+adamw",
-            "'muon+adamw'",
-        ),
-        (
-            "model train corpus.jsonl --out {index}.m --optimizer sgd",
-            "--optimizer is 'sgd'",
-        ),
-    ],
-)
-def test_wrong_lines(digits_file: Path, digits_index: Path, line: str, message: str) -> None:
-    code, records, err = run(line.format(index=digits_index, digits=digits_file))
-    assert code == 2 and not records and message in err
-
-
 def test_a_file_without_labels_asks_for_the_prediction(
     digits_file: Path, digits_index: Path, tmp_path: Path
 ) -> None:
@@ -147,40 +109,3 @@ def test_a_file_without_labels_asks_for_the_prediction(
     assert code == 2 and not answers and "4 × 8 pixels" in err and "8 × 8" in err
     (tmp_path / "broken.png").write_bytes(b"no picture")
     assert run(f"query --file {tmp_path}/broken.png {asked}")[0] == 2
-
-
-def test_a_report_shows_the_inputs(digits_index: Path, tmp_path: Path) -> None:
-    """The query's picture and one for each row, framed by sign."""
-    page = tmp_path / "report.html"
-    code, (record,), err = run(f"report 505 --top 3 --bottom 2 --index {digits_index} --out {page}")
-    assert code == 0 and record["queries"] == 1, err
-    text = page.read_text(encoding="utf-8")
-    assert text.count('src="data:image/png;base64,') == 6
-    assert text.count('class="thumb supports"') == 3 and text.count('class="thumb opposes"') == 2
-    assert "http:" not in text.replace("http://www.w3.org/2000/svg", "") and "row 505" in text
-
-
-@pytest.mark.slow
-def test_truth_remembers_the_inputs_of_a_file(digits_file: Path, digits_index: Path, tmp_path: Path) -> None:
-    """Queries from a file of their own need not be given again; the file still names some of them."""
-    index = tmp_path / "run.stride"
-    shutil.copytree(digits_index, index)
-    with np.load(digits_file) as data:
-        images, labels = data["images"][520:530], data["labels"][520:530]
-    np.savez(tmp_path / "all.npz", images=images, labels=labels)
-    np.savez(tmp_path / "some.npz", images=images[4:7], labels=labels[4:7], ids=["4", "5", "6"])
-    truth = f"evaluate truth --index {index} --subsets 8 --alpha 0.5 --workers 1 --queries {tmp_path}/all.npz"
-    code, (record,), err = run(truth)
-    assert code == 0 and record["trained"] == 8, err
-    asked = f"evaluate lds --index {index} --methods stride:stored=true,graddot"
-    code, first, err = run(asked)
-    assert code == 0 and first[0]["queries"] == 10, err
-    code, again, err = run(f"{asked} --queries {tmp_path}/all.npz")
-    assert code == 0, err
-    assert [entry["spearman"] for entry in first] == [entry["spearman"] for entry in again]
-    code, (few,), err = run(f"evaluate lds --index {index} --queries {tmp_path}/some.npz")
-    assert code == 0 and few["queries"] == 3, err
-    code, compared, err = run(f"evaluate compare --index {index} --methods graddot,chance --draws 100")
-    assert code == 0 and compared[0]["spearman"]["mean"] == pytest.approx(first[1]["spearman"]["mean"]), err
-    code, (record,), err = run(truth.replace("--subsets 8", "--subsets 9"))  # the same file extends it
-    assert code == 0 and record["trained"] == 1, err

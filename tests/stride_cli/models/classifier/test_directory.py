@@ -66,16 +66,6 @@ def test_a_table_is_indexed_by_its_ids(table_file: Path, tmp_path: Path) -> None
     assert find_row(model, "p7") == 7 and find_row(model, 7) == 7  # type: ignore[arg-type]
 
 
-def test_a_mask_of_rows(digits_file: Path, tmp_path: Path) -> None:
-    mask = np.arange(600) % 2 == 1
-    np.save(tmp_path / "mask.npy", mask)
-    options = ClassifierOptions(width=8, rows_file=str(tmp_path / "mask.npy"), holdout=5, epochs=1)
-    train_classifier(digits_file, tmp_path / "model", options)
-    index = api.build_index([str(digits_file)], out=tmp_path / "i.stride", model=str(tmp_path / "model"))
-    assert [index.document_id(row) for row in range(3)] == ["1", "3", "5"]
-    assert api.open_model(index).held_out.tolist() == [0, 2, 4, 6, 8]  # type: ignore[attr-defined]
-
-
 def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -> None:
     from stride_cli.models.classifier.networks import build_network, choose_network
 
@@ -91,20 +81,6 @@ def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -
         train_classifier(digits_file, tmp_path / "other", ClassifierOptions(weights="absent.pt"))
     with pytest.raises(UsageError, match="0 epochs"):
         train_classifier(digits_file, tmp_path / "other", ClassifierOptions(epochs=0))
-
-
-def test_data_that_does_not_fit_the_model(digits_model: Path, digits_file: Path, tmp_path: Path) -> None:
-    images = np.load(digits_file)["images"][:20]
-    for arrays, message in (
-        ({"images": images[:, :7], "labels": np.arange(20) % 10}, r"shape \(7, 8\) .expected \(8, 8\)"),
-        ({"images": images, "labels": np.arange(20)}, "'10', is out of range"),
-    ):
-        np.savez(tmp_path / "bad.npz", **arrays)
-        with pytest.raises(CorpusError, match=message):
-            api.build_index([str(tmp_path / "bad.npz")], out=tmp_path / "i.stride", model=str(digits_model))
-    assert not list(tmp_path.glob("i.stride*"))  # nothing halfway
-    with pytest.raises(UsageError, match="one file"):
-        api.build_index(["a.npz", "b.npz"], out=tmp_path / "i.stride", model=str(digits_model))
 
 
 def test_other_data_or_another_model_is_refused(

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stride_cli.errors import CorpusError
 from stride_cli.models.classifier.examples import (
     Columns,
-    Examples,
     class_numbers,
     find_classes,
-    label_names,
     read_examples,
 )
 
@@ -62,26 +58,6 @@ def test_table_as_parquet_is_the_same(table_file: Path, tmp_path: Path) -> None:
     again = read_examples(file, Columns(label="status", id="name"))
     np.testing.assert_array_equal(again.inputs, plain.inputs)
     assert again.labels == plain.labels and again.fingerprint() == plain.fingerprint()
-
-
-def test_a_table_of_queries_may_lack_labels(tmp_path: Path) -> None:
-    file = table(tmp_path, "b,a\n1,2\n3,4\n")
-    columns = Columns(label="status", id="name", features=("a", "b"))
-    examples = read_examples(file, columns, need_labels=False)
-    assert examples.labels is None
-    np.testing.assert_array_equal(examples.inputs, [[2, 1], [4, 3]])  # in the model's order
-
-
-@given(st.lists(st.integers(-20, 20), min_size=8, max_size=80))
-def test_integer_classes_are_in_numerical_order(values: list[int]) -> None:
-    labels = label_names(np.array(values + values), "here")
-    examples = Examples("here", np.zeros((len(labels), 1)), labels, [], Columns())
-    if len(set(values)) < 2:
-        return
-    classes = find_classes(examples)
-    assert [int(name) for name in classes] == sorted(set(values))
-    numbers = class_numbers(examples, classes)
-    assert [int(classes[number]) for number in numbers] == values + values
 
 
 def test_fingerprint_knows_inputs_labels_ids_and_order(tmp_path: Path) -> None:
@@ -141,16 +117,3 @@ BAD_TABLES = [
 def test_refused_tables(tmp_path: Path, text: str, message: str, columns: Columns) -> None:
     with pytest.raises(CorpusError, match=message):
         read_examples(table(tmp_path, text), columns)
-
-
-def test_files_that_are_no_files_of_examples(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no file"):
-        read_examples(tmp_path / "absent.npz")
-    with pytest.raises(CorpusError, match="not a file of examples"):
-        read_examples(table(tmp_path, "x", "data.xls"))
-    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(CorpusError, match=r"broken\.npz"):
-        read_examples(tmp_path / "broken.npz")
-    (tmp_path / "latin.csv").write_bytes(b"a,status\n1,\xe9\n")
-    with pytest.raises(CorpusError, match="UTF-8"):
-        read_examples(tmp_path / "latin.csv", Columns(label="status"))

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from stride_cli.errors import ModelError
 from stride_cli.models.classifier.networks import (
     NetworkSpec,
     build_network,
     choose_network,
-    is_stackable,
     split_network,
 )
 
@@ -67,48 +64,7 @@ def test_an_example_does_not_depend_on_its_batch() -> None:
     torch.testing.assert_close(network.train()(inputs)[:2], network.eval()(inputs[:2]), rtol=1e-4, atol=1e-5)
 
 
-def test_channels_last_images_are_read_as_such() -> None:
-    network = build_network(choose_network("resnet9", width=8), (8, 8, 3), 2, seed=0)
-    other = build_network(choose_network("resnet9", width=8), (3, 8, 8), 2, seed=0)
-    inputs = torch.randn(2, 8, 8, 3, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(network(inputs), other(inputs.movedim(-1, 1)))
-
-
-def test_what_is_stackable() -> None:
-    assert is_stackable(build_network(choose_network("resnet9", width=8), (8, 8), 2, seed=0))
-    assert not is_stackable(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), nn.Linear(2, 2)))
-    assert not is_stackable(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
-
-
 def test_adapter(tmp_path: Path) -> None:
     network = build_network(adapter(tmp_path, ADAPTER), (6,), 3, seed=2)
     assert network(torch.zeros(2, 6)).shape == (2, 3)
     assert len(split_network(network)[0]) == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def network(shape, n_classes:", "does not load .line 1.: SyntaxError"),
-        ("import nosuchpackage", "ModuleNotFoundError: No module named 'nosuchpackage'"),
-        ("x = 1", "does not define `network`"),
-        ("def network(shape, n_classes): return 3", "returned int"),
-        ("def network(shape, n_classes): raise ValueError('too small')", "ValueError: too small"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("def network(): pass", "TypeError"),
-    ],
-)
-def test_adapters_that_do_not_load(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        build_network(adapter(tmp_path, text), (6,), 3, seed=0)
-
-
-def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="'vit' is unknown"):
-        choose_network("vit")
-    with pytest.raises(ModelError, match="cannot be read"):
-        choose_network(str(tmp_path / "absent.py"))
-    with pytest.raises(ModelError, match="--width is 0"):
-        choose_network("mlp", width=0)
-    with pytest.raises(ModelError, match="no images"):
-        build_network(choose_network("resnet9"), (22,), 2, seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,15 +165,6 @@ def test_training_keeps_checkpoints(trained: Path) -> None:
     assert [share for _, share in path.checkpoints] == pytest.approx(
         [sum(rates[a:b]) / sum(rates) for a, b in ((0, 6), (6, 12), (12, 19))]
     )
-
-
-def test_optimizers_that_rescale_have_no_time() -> None:
-    assert ClassifierRecipe(NetworkSpec("mlp"), optimizer="adamw").training_time(100) is None
-    constant = ClassifierRecipe(
-        NetworkSpec("mlp"), epochs=2, schedule="constant", warmup_epochs=0, momentum=0
-    )
-    assert constant.training_time(640) == pytest.approx(20 * 0.05)
-    assert math.isclose(replace(constant, momentum=0.5).training_time(640) or 0, 2.0)
 
 
 def test_gradients_and_curvature_are_means_over_the_training(trained: Path) -> None:

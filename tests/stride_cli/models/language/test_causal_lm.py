@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.models.language.causal_lm import CausalLM
@@ -56,21 +55,6 @@ def test_gradient_of_the_continuation(name: str, make_model: Maker) -> None:
     assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-2)
 
 
-def test_jacobian_vector_products_under_torch_func(make_model: Maker) -> None:
-    lm = CausalLM(make_model("Llama").double())
-    hidden = lm.hidden(some_ids(2, 10), 1)
-    lm.prepare(10)
-    tangent = torch.ones_like(hidden)
-
-    def value(point: torch.Tensor) -> torch.Tensor:
-        return lm.logits(lm.continue_from(point, 1)).logsumexp(-1).sum()
-
-    with sdpa_kernel(SDPBackend.MATH):
-        _, slope = torch.func.jvp(value, (hidden,), (tangent,))
-    gradient = torch.func.grad(value)(hidden)
-    assert float(slope) == pytest.approx(float((gradient * tangent).sum()), rel=1e-4)
-
-
 def test_padding_on_the_right_changes_nothing(make_model: Maker) -> None:
     lm = CausalLM(make_model("NanoChat"))
     short = some_ids(1, 7)
@@ -79,15 +63,6 @@ def test_padding_on_the_right_changes_nothing(make_model: Maker) -> None:
         a = lm.logits(lm.continue_from(lm.hidden(short, layer), layer))
         b = lm.logits(lm.continue_from(lm.hidden(padded, layer), layer))[:, :7]
         assert torch.allclose(a, b, atol=1e-5)
-
-
-def test_captured_calls_can_take_part_in_a_backward_pass(make_model: Maker) -> None:
-    lm = CausalLM(make_model("Llama"))
-    with torch.inference_mode():
-        lm.prepare(11)
-    hidden = lm.hidden(some_ids(1, 11), 1).requires_grad_()
-    lm.continue_from(hidden, 1).sum().backward()
-    assert hidden.grad is not None and torch.isfinite(hidden.grad).all()
 
 
 def test_threads_do_not_disturb_each_other(make_model: Maker) -> None:

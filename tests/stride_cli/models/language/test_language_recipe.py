@@ -50,14 +50,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert read_recipe(tmp_path) == late
 
 
-def test_a_recipe_without_late_starts_is_what_it_was_before_there_were_any() -> None:
-    """So that models and retrainings of then are known."""
-    assert "late" not in json.loads(RECIPE.to_json())
-    late = dataclasses.replace(RECIPE, late=LateStarts(0.5, [3], None))
-    assert late.digest() != RECIPE.digest()
-    assert dataclasses.replace(RECIPE, late=LateStarts(0.6, [3], None)).digest() != late.digest()
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -96,21 +96,11 @@ OTHER = {"train_subset": [1, 2], "train_subset_global": [7, 5], "test_loss": [1.
     [
         ([GOOD, {**OTHER, "test_loss": [1.0]}], ":2: 'test_loss' has 1 losses, that of", "the same queries"),
         ([GOOD, {**OTHER, "test_loss": [1.0, float("nan")]}], ":2: loss 1 of 'test_loss' is nan", "diverged"),
-        ([{**GOOD, "test_loss": [1.0, True]}], ":1: loss 1 of 'test_loss' is True", ""),
         ([{**GOOD, "test_loss": []}], ":1: 'test_loss' is []", ""),
-        ([{"train_subset": [0], "train_subset_global": [1]}], ":1: 'test_loss' is missing", ""),
         ([GOOD, {**OTHER, "train_subset_global": [7, 10]}], ":2: 'train_subset_global' has row 10,", "pool"),
-        (
-            [{**GOOD, "train_subset": [0, 99], "train_subset_global": [7, 10]}],
-            ":1: 'train_subset_global' has row 10,",
-            "every document of it",
-        ),
-        ([{**GOOD, "train_subset": [0, 10]}], ":1: 'train_subset' has row 10,", ""),
         ([{**GOOD, "train_subset_global": [4, -1]}], "has -1 (expected whole numbers", ""),
-        ([{**GOOD, "train_subset_global": [4, 1.0]}], "has 1.0 (expected whole numbers", ""),
         ([{**GOOD, "train_subset_global": [4, 4]}], "has row 4 twice", ""),
         ([{**GOOD, "train_subset_global": [4]}], "has 2 rows, 'train_subset_global' 1", ""),
-        ([{**GOOD, "train_subset_global": "all"}], "is 'all' (expected a list", ""),
         (
             [GOOD, {**OTHER, "train_subset_global": [4, 5]}],
             ":2: row 1 of 'train_subset' is row 4 of",
@@ -120,7 +110,6 @@ OTHER = {"train_subset": [1, 2], "train_subset_global": [7, 5], "test_loss": [1.
         ([GOOD, GOOD, OTHER], ":3: its subset has 1 retrained models, another has 2", ""),
         ([GOOD, GOOD], ": every subset has all 2 documents", ""),
         ([{"_meta": {}}], ": there is no retrained model in it", ""),
-        ([[1]], ":1: expected a JSON object", ""),
     ],
 )
 def test_bad_files_are_told_with_file_line_and_remedy(

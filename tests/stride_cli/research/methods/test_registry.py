@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from stride_cli.errors import UsageError
 from stride_cli.research.methods.registry import METHODS, method_options, open_method
 
 
@@ -36,27 +35,3 @@ def test_importing_the_registry_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("spec", "message", "fix"),
-    [
-        ("tfidff", "did you mean 'tfidf'", "tfidf, bm25"),
-        ("", "no attribution method ''", "chance"),
-        ("tfidf:ngram=2", "did you mean 'ngrams'", "ngrams, units, top, shrink"),
-        ("tfidf:ngrams", "option=value, found 'ngrams'", "ngrams"),
-        ("tfidf:ngrams=", "option=value", "ngrams"),
-        ("tfidf:ngrams=two", "ngrams should be an integer, found 'two'", None),
-        ("trak:damping=much", "damping should be a number, found 'much'", None),
-        ("tfidf:ngrams=1,ngrams=2", "given twice", None),
-        ("tfidf:ngrams=0", "ngrams", None),
-        ("tfidf:units=letters", "words or tokens, found 'letters'", None),
-        ("tfidf:top=0", "top should be 1 or more", None),
-    ],
-)
-def test_errors_name_what_there_is(spec: str, message: str, fix: str | None) -> None:
-    with pytest.raises(UsageError) as caught:
-        open_method(spec)
-    assert message in caught.value.message
-    if fix is not None:
-        assert fix in (caught.value.fix or "")

@@ -11,13 +11,11 @@ import pytest
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
-from stride_cli.research import api
 from stride_cli.research.tuning.responses import (
     WithheldChunks,
     random_halves,
     withheld_queries,
 )
-from stride_cli.research.tuning.tune import TuneOptions
 from stride_cli.schema import json_schema
 
 
@@ -74,21 +72,3 @@ def test_sweep_chooses_resumes_and_writes(index: Path, run, tmp_path: Path, monk
     assert written.startswith("# mine\n") and "  damping: 1.0  # large\n" in written
     assert f"lambda_ratio: {chosen['lambda_ratio']}" in written
     assert "wrote to stride.yaml" in again.err and "Trials" in again.err
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"responses": 3}, "--responses is 3"),
-        ({"epochs": 0.0}, "--epochs is 0.0"),
-        ({"lr": -1.0}, "--lr is -1.0"),
-        ({"criterion": "retrained", "epochs": 2.0}, "the criterion is retrained"),
-        ({"trials": 0}, "--trials is 0"),
-        ({"criterion": "luck"}, "--criterion is .luck."),
-        ({"lambdas": (2.0,)}, "--lambda-ratio is 2.0"),
-        ({"held_out": 1000}, "--held-out is 1000"),
-    ],
-)
-def test_what_cannot_be_is_refused(index: Path, change: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        api.tune(where(index), TuneOptions(**change))

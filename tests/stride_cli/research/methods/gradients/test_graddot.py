@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 
 from stride_cli.models import loading
 from stride_cli.models.language.causal_lm import CausalLM
+from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients.graddot import GradDot, TracIn
 from stride_cli.research.methods.protocol import score_all
 
@@ -93,11 +96,11 @@ def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
     head = softmax.task.model.model["head"].weight
     original = head.clone()
 
-    def load(path, *, device, dtype):
-        assert (device, dtype) == ("cpu", "fp32")
+    def load(given):
+        assert (given.device, given.dtype) == ("cpu", "fp32")
         model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
         with torch.no_grad():
-            model.model["head"].weight.copy_(original * float(path.name))
+            model.model["head"].weight.copy_(original * float(Path(given.path).name))
         return model
 
     (tmp_path / "0.5").mkdir()
@@ -126,16 +129,16 @@ def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path,
         early = _scores(GradDot(), nanochat_task, queries)
         weight.mul_(2)
 
-    def load(path, *, device, dtype):
-        assert (device, dtype) == ("cpu", "fp32")
-        return CausalLM(load_weights(path))
+    def load(given):
+        assert (given.device, given.dtype) == ("cpu", "fp32")
+        return CausalLM(load_weights(given.path))
 
     monkeypatch.setattr(loading, "load_model", load)  # without a tokenizer
     late = _scores(GradDot(), nanochat_task, queries)
     assert not np.allclose(early, late)
     found = _scores(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
     np.testing.assert_allclose(found, 2 * late, rtol=1e-5)
-    monkeypatch.setattr(nanochat_task.model, "path", str(tmp_path))
+    monkeypatch.setattr(nanochat_task.model, "spec", ModelSpec(tmp_path))
     found = _scores(TracIn(), nanochat_task, queries)
     np.testing.assert_allclose(found, early + late, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(_scores(GradDot(), nanochat_task, queries), late)

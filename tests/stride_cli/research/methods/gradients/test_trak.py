@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -47,11 +49,11 @@ def test_agrees_with_left_out(softmax, left_out):
 def test_several_models_are_averaged(softmax, tmp_path, monkeypatch):
     original = softmax.task.model.model["head"].weight.clone()
 
-    def load(path, *, device, dtype):
-        assert (device, dtype) == ("cpu", "fp32")
+    def load(given):
+        assert (given.device, given.dtype) == ("cpu", "fp32")
         model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
         with torch.no_grad():
-            model.model["head"].weight.copy_(original * float(path.name))
+            model.model["head"].weight.copy_(original * float(Path(given.path).name))
         return model
 
     for name in ("1", "1.0"):
