@@ -217,14 +217,17 @@ class DocumentTokenizer:
         ends = np.cumsum(chunks_of)
         lengths = np.full(int(chunks_of.sum()), self.block_size, np.int64)
         some = sizes > 0
+        # the last has what is left; an empty document has no chunk
         lengths[ends[some] - 1] = (sizes - (chunks_of - 1) * self.block_size)[some]
         # 2. a chunk's first token has nothing before it; masks only where the scored tokens are no suffix
         tokens = np.concatenate([np.zeros(0, np.int32), *(encoded.tokens for encoded in batch)])
         scored = np.concatenate([np.zeros(0, bool), *(encoded.scored for encoded in batch)])
         begins = np.cumsum(lengths) - lengths
         scored[begins] = False
+        # scored tokens of a chunk are a difference of running counts
         before = np.concatenate([[0], np.cumsum(scored)])
         counts = before[begins + lengths] - before[begins]
+        # of a chunk without any, its length stands for the first
         positions = np.append(np.flatnonzero(scored), len(scored))
         firsts = np.where(counts > 0, positions[before[begins]] - begins, lengths)
         masked = np.flatnonzero((counts > 0) & (counts < lengths - firsts))
@@ -268,6 +271,7 @@ def _plain_backend(tokenizer: Any) -> Any:
         return tokenizer.backend_tokenizer
     from transformers import PreTrainedTokenizerFast as Fast
 
+    # a subclass that overrides the call adds something to it
     kind = type(tokenizer)
     own = isinstance(tokenizer, Fast) and kind.__call__ is Fast.__call__
     return tokenizer.backend_tokenizer if own and kind._encode_plus is Fast._encode_plus else None

@@ -66,6 +66,7 @@ def fit_bases(
     # 2. One pass over the sample, in which every space collects what it needs
     moments, prediction = _observe(watched, chunks, classes, options, groups)
 
+    # for classifiers, whose few labels need not be drawn; asked by the spaces that want them
     def each_label() -> Iterator[tuple[Signals, torch.Tensor]]:
         for group in groups:
             yield from label_signals(watched, chunks.batch(group))
@@ -127,6 +128,7 @@ def _scale(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) ->
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         return gate_gradients(steered, batch, sampled=uniforms)[0]
 
+    # as few tokens as are ever taken: one number a part is estimated, and no direction
     rows = _sample(chunks, options.seed, 0, "curvature sample")
     groups = chunks.small_groups(rows, steered.chunks_at_once)
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
@@ -165,6 +167,7 @@ def sample_size(width: int) -> int:
 
 def _sample(chunks: ChunkReader, seed: int, width: int, name: str = "basis sample") -> np.ndarray:
     """Random chunks that hold enough tokens for second moments of that width, ascending."""
+    # at random, since corpora are in order of their sources
     order = stream(seed, name).permutation(chunks.n_chunks)
     wanted, tokens = sample_size(width), 0
     for start in range(0, len(order), _LOOKED_AT):  # not at the lengths of all, of which there may be many

@@ -144,6 +144,7 @@ def fit_closed(
         if kept is not None:
             keep_spaces(steered, kept)
     # 2. One pass over the corpus: M G, and a few bytes of every chunk's own gradient
+    # together, as nearly all of its time goes into the gradients themselves
     found, projections = go_over_corpus(
         steered,
         chunks,
@@ -155,6 +156,7 @@ def fit_closed(
     )
     sums = found.sums
     # 3. F, of every space whose bases do not hold it
+    # (of a trajectory: sums and F as at each checkpoint, by the time that the training spent there)
     fisher = _fisher(steered, chunks, settings)
     if settings.trajectory:
         _average_over_trajectory(steered, chunks, columns, settings, sums, fisher)
@@ -162,6 +164,7 @@ def fit_closed(
     sizes = np.bincount(np.asarray(columns).reshape(-1), minlength=n_subsets)  # (K,) |A_k|
     gates = []
     for total, own in zip(sums, fisher, strict=True):
+        # in place: sums of all subsets are the largest thing in memory
         mean = total.div_(torch.from_numpy(np.maximum(sizes, 1)).to(total.dtype)[:, None])
         # ḡ_k = (M G)_k / |A_k|; an empty subset has zeros, and no gate
         if own is None:  # whitened: F = I, and its damping is in the bases
@@ -179,6 +182,7 @@ def fit_closed(
                 n_rows=chunks.n_chunks if drawn else None,
             )
         )
+    # 5. On the CPU, where they are stored; queries move them to their device
     return Operators(
         spaces=[space.cpu() for space in steered.spaces],
         gates=[gate.numpy() for gate in gates],
@@ -226,6 +230,7 @@ def _average_over_trajectory(
     # every checkpoint goes over the corpus in the same batches
     plan = chunks.plan(settings.batch_tokens)
     for path, share in settings.trajectory:
+        # one at a time: a checkpoint is as large as the model
         earlier = replace(steered, model=opener.load(path))
         found = accumulate(earlier, chunks, plan, columns, len(sums[0])).sums
         for total, part in zip(totals, (*found, *_fisher(earlier, chunks, settings)), strict=True):

@@ -64,7 +64,9 @@ def chunk_gradients(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Ten
     gradients = assemble(steered.spaces, found)
     if steered.normalized:
         lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in gradients])  # no copy
+        # of the chunk's sum over tokens, as subsets add it up: the mean times the tokens it is taken over
         whole = torch.linalg.vector_norm(lengths, dim=0) * batch.scored.to(lengths)
+        # a chunk without a gradient keeps its zeros
         factor = whole.clamp_min(torch.finfo(whole.dtype).tiny).pow(-steered.normalized)[:, None]
         gradients = [each.mul_(factor) for each in gradients]
     return gradients, found.loss
@@ -135,6 +137,7 @@ def signals(
     loss_parts: list[torch.Tensor] = []  # (b,) float64 of every block
     for block in head_blocks(model, final, ids, share, tracked=tracked):
         rows, stretch = block.rows, block.stretch
+        # logits of a block only: of all tokens at once they are larger than the model
         slope = model.cap_slope(block.values) if logit_spaces else None
         # y ~ p_t, (b, s): before the labels change what the block holds of p
         label = ids[rows, block.after] if uniform is None else block.draw(uniform[rows, block.after])
@@ -142,6 +145,7 @@ def signals(
             prediction += block.expected(scored[rows])
         with block.labelled(label) as found:  # error = ω (onehot − p), (b, s, V)
             loss_parts.append((found.surprise * block.weight).sum(dim=1))
+            # tokens that were hard at first have taught more than their residual at the end says
             if averaged:
                 known = 1.0 if before is None else before[rows, block.after].double()
                 found.error.mul_(average_residuals(found.doubt, known)[..., None])
@@ -190,6 +194,7 @@ def label_signals(steered: SteeredModel, batch: Batch) -> Iterator[tuple[Signals
 
     Instead of a label drawn from p, all of them, weighted: E_{c~p}[g gᵀ] = Σ_c p_c g_c g_cᵀ exactly.
     """
+    # only the label differs: inputs are the row numbers in column 0
     for label in range(steered.model.vocab_size):
         ids = batch.ids.clone()
         ids[:, 1] = label
@@ -240,6 +245,7 @@ def gradient_products(
         """Find these in `rows`; a table of all n would be larger than what a query holds otherwise."""
         return order[np.searchsorted(ascending, some)]
 
+    # batches come by length, so that padding is little; places are those of `rows`
     found = np.zeros((len(steered.spaces), len(queries[0]), len(rows)))
     moved = [query.to(steered.model.device) for query in queries]
     for batch, gradients in weighted_gradients(steered, chunks, rows, batch_tokens=batch_tokens):
@@ -254,9 +260,11 @@ def weighted_gradients(
     steered: SteeredModel, chunks: ChunkReader, rows: np.ndarray, *, batch_tokens: int | None = None
 ) -> Iterator[tuple[Batch, list[torch.Tensor]]]:
     """Yield share_i g_i of chunks, batch by batch: one (B, p) float32 a space, on the model's device."""
+    # two bounds of a batch: tokens in the forward pass, and chunks whose gradients are held together
     tokens, together = batch_tokens or steered.tokens_at_once, steered.chunks_at_once
     groups = (part for group in chunks.plan(tokens, rows) for part in chunks.small_groups(group, together))
     batches = map(chunks.batch, groups)
     for batch, gradients in ShrinkingBatches().each(batches, lambda part: chunk_gradients(steered, part)[0]):
+        # in the unit of the mean chunk, as the fit weighs them
         share = chunks.share(batch).to(steered.model.device)
         yield batch, [gradient.mul_(share) for gradient in gradients]

@@ -140,6 +140,7 @@ class Projections:
     def asked(self, gradients: Sequence[torch.Tensor]) -> AskedProjections:
         """Fold queries' `gradients`, one (Q, p) float32 a space, so that ``scored_i g_i · g_q`` can be
         estimated for every projected chunk."""
+        # as chunks were folded, or products mean nothing
         folding = _folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
         return AskedProjections(self, *bit_planes(folding(gradients)))
 
@@ -180,6 +181,7 @@ class AskedProjections:
             low, high = max(start, begin), min(stop, begin + len(piece))
             if low < high:
                 codes, step = piece[low - begin : high - begin], np.asarray(own.step[low:high])
+                # queries in groups: codes pass once for each, and their planes stay in the cache
                 for first in range(0, len(units), _QUERIES_AT_ONCE):
                     some = slice(first, first + _QUERIES_AT_ONCE)
                     scan(codes, step, planes[some], units[some], found[some, low - start : high - start])
@@ -218,6 +220,7 @@ def read_projections(arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -
         note("sketches that stride 0.1 made are passed over: stride train --project 512 replaces them")
     if not attributes.get("project"):
         return None
+    # products of another h would be noise: better no projections, and a word of what to do
     if not understood(attributes):
         size = attributes["project"]
         note(f"projections of another form are passed over: stride train --project {size} replaces them")
@@ -267,6 +270,7 @@ class Projector:
             make_room(folder, n_chunks, size)
             self._codes = np.memmap(folder / "codes", np.uint8, "r+", shape=(n_chunks, size))
             self._step = np.memmap(folder / "step", np.float32, "r+", shape=(n_chunks,))
+        # chunks that were appended are the only ones to be read
         if known is not None:
             self._codes[: len(known)], self._step[: len(known)] = known.codes, known.step
 
@@ -289,7 +293,8 @@ class Projector:
         return {"codes": torch.from_numpy(self._codes), "step": torch.from_numpy(self._step)}
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
-        if state:  # of a pass that held them in memory
+        # of a pass that held them in memory; mapped files were gone on with when they were opened
+        if state:
             self._codes[:], self._step[:] = state["codes"].numpy(), state["step"].numpy()
 
     def projections(self) -> Projections:
@@ -336,6 +341,7 @@ def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     products = np.einsum("qr,qr->q", numbers, whole)
     squares = np.square(numbers).sum(axis=1)
     units = np.divide(squares, products, out=np.zeros_like(squares), where=products > 0)
+    # bit k of a place is whether t_k is 1: Σ_k 2^k t_k = 2 place − 7
     bits = places.astype(np.uint8)[:, None] >> np.arange(PLANES, dtype=np.uint8)[:, None] & 1
     sizes = units * np.sqrt(np.square(whole).sum(axis=1))
     return np.packbits(bits, axis=2).view(np.uint64), units.astype(np.float32), sizes.astype(np.float32)

@@ -132,6 +132,7 @@ class DeviceSums(SubsetSums):
         for total, held in zip(self._sums, self._held, strict=True):
             part = total[self._now]
             held[: len(part)].copy_(part)
+        # of a pass that was begun where it took several
         if self.turns == 1:
             self._sums = []
 
@@ -156,6 +157,7 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     ----------
     beside : bytes that are about to be taken of it beside a batch: gradients that are held together
     """
+    # gradients in memory are added up there
     if device.type == "cpu" or not n_subsets:
         return SubsetSums(n_subsets, sizes)
     gates, free = sum(sizes), free_bytes(device)
@@ -185,6 +187,7 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
     """Count the subsets whose sums a device has room for, beside a batch on its way through the model; 1 at
     least, K where its memory is not known."""
     free = free_bytes(device)
+    # of a device that does not say: all at once
     if free is None:
         return n_subsets
     # a quarter: see `tokens_at_once`

@@ -47,6 +47,7 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
 
     Raises ModelError: they are asked to be, and are kept in few bits.
     """
+    # weights that are made as they are read: no file has them that could be mapped
     if source.gguf is not None or source.base is not None:
         return False
     if quantisation(source.directory) is not None:
@@ -126,6 +127,7 @@ def placement(source: Source, dtype: torch.dtype, folder: str) -> dict[str, Any]
         raise require_extra("accelerate", "stream") from None
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    # the model without numbers says which of its modules is the stack of blocks
     config = AutoConfig.from_pretrained(source.directory, **source.options)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -265,9 +267,11 @@ class _StreamedBlock:
         def run(*args: Any, **kwargs: Any) -> Any:
             return self._run(*args, **kwargs)
 
+        # on the instance, whatever its class: who calls the block comes by here
         block.forward = run
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        # weights are let go at the end of the forward pass; autograd has notes of them
         with self._present():
             if not torch.is_grad_enabled():
                 return self._forward(*args, **kwargs)
@@ -307,6 +311,7 @@ class _StreamedBlock:
 
     def _keep(self, saved: Tensor) -> Tensor | _Note:
         """Give autograd a stand-in for a streamed tensor."""
+        # a cast copy (autocast) has other numbers than what is stored, and is kept as it is
         weight = self._noted.get(_place(saved))
         if weight is None or saved.dtype != weight.outline.dtype:
             return saved
