@@ -143,10 +143,6 @@ def test_methods_that_run_at_the_same_time_are_compared_as_one_after_the_other(
     assert "a worker was killed" in two.err
     close(numbers(two.records), numbers(alone.records))
     assert all(each["peak_memory"] > 0 for each in two.records if "error" not in each)
-    lds = f"evaluate lds --index {measured}/run.stride --draws 100 --alpha 0.5 --methods {methods}"
-    one, shared = run(lds), run(f"{lds} --workers 2")
-    assert one.code == shared.code == 0, shared.err
-    close(numbers(shared.records), numbers(one.records))
 
 
 def close(found: Any, expected: Any) -> None:
