@@ -118,10 +118,11 @@ ATTRIBUTES: dict[str, AttributeSpec] = {
     "degree": AttributeSpec((int,), True, "d"),
     "design": AttributeSpec((str,), True, 'kind of design: "regular"'),
     "block_size": AttributeSpec((int,), True, "largest number of tokens of a chunk"),
-    "fingerprints": AttributeSpec((dict,), True, "SHA-256 of corpus, tokenizer, model, settings"),
+    "fingerprints": AttributeSpec((dict,), True, "SHA-256 of corpus, tokenizer, model, settings, form"),
     "model_path": AttributeSpec((str, type(None)), False, "hub id of the model, or its path from the index"),
     "config": AttributeSpec((dict,), False, "the configuration that built the index"),
     "counts": AttributeSpec((dict,), False, "counts of the build (documents read, skipped, …)"),
+    "form": AttributeSpec((dict,), False, "how prompts and responses, or messages, became text"),
     "created_by": AttributeSpec((str,), False, "name and version of the program"),
 }
 

@@ -37,7 +37,7 @@ def blocks(page: str) -> list[str]:
 
 INSTALL, TESTS, WALK, MODEL, LEAKED, PROVE = blocks("README.md")
 _, EXPLAINED, UNKNOWN, COMPARED, LOOKED_AT = blocks("docs/tutorial.md")
-_, STREAMED, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
+_, RECORDED, STREAMED, ADAPTED, CHECKPOINTS = blocks("docs/howto/model.md")
 _, HABIT, REPORT = blocks("docs/howto/prove.md")
 (AUDITED,) = blocks("docs/howto/leaks.md")
 (SELECT,) = blocks("docs/howto/select.md")
@@ -47,7 +47,7 @@ CAUSES, DATE_LM, SCORES = blocks("docs/howto/causes.md")
 RUN = {
     INSTALL, TESTS, WALK, MODEL, LEAKED, AUDITED, PROVE, HABIT, EXPLAINED, UNKNOWN, COMPARED,
     LOOKED_AT, STREAMED, ADAPTED, CHECKPOINTS, REPORT, SELECT, EVALUATE, REMOVED, IMPORTED,
-    CAUSES, DATE_LM, SCORES, APART,
+    CAUSES, DATE_LM, SCORES, APART, RECORDED,
 }  # fmt: skip
 
 
@@ -288,6 +288,21 @@ def _adapt(base: Path, out: Path) -> None:
 
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(out)
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_indexed_and_its_tokens_shown(shell) -> None:
+    pytest.importorskip("accelerate")
+    from stride_cli import StrideCallback
+    from tests.stride_cli.training.test_trainer_tokens import ROWS, make_tokenizer, plain_trainer
+
+    rows = ROWS["strings"] * 2
+    callback = StrideCallback(shell.directory / "run")
+    plain_trainer(shell.directory, make_tokenizer(None), rows, callback, {"labels": True}).train()
+    *_, shown = _values(shell(RECORDED))
+    assert shown["document"] == "17" and shown["form"]["source"] == "run"
+    ids, scored = shown["tokens"][0]["ids"], shown["tokens"][0]["scored"]
+    assert len(ids) == len(scored) and 0 < sum(scored) < len(ids)
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:

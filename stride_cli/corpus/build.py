@@ -167,7 +167,7 @@ def build_index(
                 "degree": d,
                 "design": "regular",
                 "block_size": block_size,
-                "fingerprints": {"corpus": progress.digest, **model.fingerprints},
+                "fingerprints": {"corpus": progress.digest, **model.fingerprints, "form": form.fingerprint},
                 "form": form.record(),
                 "model_path": recorded_path(local, out) if local else model.path,
                 "config": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -71,6 +73,12 @@ class Form:
     def record(self) -> dict[str, Any]:
         """Return it as an index records it."""
         return asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of what it makes of a text, whoever decided it."""
+        told = json.dumps([self.name, self.between, self.clock, self.bos])
+        return hashlib.sha256(told.encode()).hexdigest()
 
     @property
     def label(self) -> str:
