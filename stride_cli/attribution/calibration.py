@@ -117,7 +117,8 @@ def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
-    chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
+    model, index = pipeline.workspace.model, pipeline.workspace.index
+    chunk_document = index.array("corpus/chunk_document")
     shape = (len(LENGTHS), len(queries))
     losses, strengths, read = (np.full(shape, np.nan) for _ in range(3))
     cut = [
@@ -137,7 +138,7 @@ def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
         for start in range(0, len(cut), together):
             some = cut[start : start + together]
             places = tuple(np.array([place[:2] for place in some]).T)
-            rows = asked.groups(QUERY_TOKENS, np.arange(start, start + len(some)))
+            rows = asked.groups(model, QUERY_TOKENS, np.arange(start, start + len(some)))
             batches = [RememberingBatch.of(asked.batch(group)) for group in rows]
             part = asked.take(np.concatenate(rows))
             measured = pipeline.measure(batches)
@@ -219,7 +220,7 @@ def predicted_sums(
     found, totals = np.zeros((len(removed), len(queries))), np.zeros(len(queries))
     for start in range(0, len(queries), pipeline.together):
         rows = np.arange(start, min(start + pipeline.together, len(queries)))
-        groups = queries.groups(QUERY_TOKENS, rows)
+        groups = queries.groups(pipeline.workspace.model, QUERY_TOKENS, rows)
         batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
         measured = pipeline.measure(batches)
         influences = dense(pipeline.influences(queries.take(rows), batches, measured))

@@ -72,7 +72,8 @@ def carried_parts(
     # long chunks with long ones: little of a batch is padding
     ordered = sorted(chunks, key=lambda chunk: len(tokens[chunk]))
     lengths, found = [len(tokens[chunk]) for chunk in ordered], {}
-    for group in consecutive_groups(lengths, max(1, steered.tokens_at_once // 2)):
+    most, kinds = max(1, steered.tokens_at_once // 2), steered.model.length_kinds
+    for group in consecutive_groups(lengths, most, kinds):
         some = [ordered[place] for place in group]
         values = token_influence(steered, direction, workspace.chunks.batch(np.array(some)))
         for chunk, each in zip(some, values, strict=True):

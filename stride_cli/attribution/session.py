@@ -347,7 +347,7 @@ class Session:
         apart = check or pipeline.settings.method != "linear"
         single = [place for place, query in enumerate(queries) if apart or query.parts]
         plain = [place for place, query in enumerate(queries) if not (apart or query.parts)]
-        groups = little_padding([len(queries[place].ids) for place in plain])
+        groups = little_padding([len(queries[place].ids) for place in plain], self.model.length_kinds)
         found: dict[int, _Asked | StrideError] = {}
         for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
             outcomes = self._measured_batch(pipeline, [queries[place] for place in group], check=check)

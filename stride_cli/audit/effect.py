@@ -120,7 +120,7 @@ def _block_effects(session: Session, block: _Block, *, lambda_ratio: float | Non
 
 def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measurement:
     """Measure how the subsets answer the samples, each as one query."""
-    batches, owner = _batches(samples)
+    batches, owner = _batches(samples, pipeline.workspace.model)
     scored = np.concatenate([batch.scored.numpy() for batch in batches])
     share = scored / np.array([samples[number].scored for number in owner], np.float32)
 
@@ -193,7 +193,7 @@ def measure_losses(model: AttributableModel, samples: Sequence[Sample], doing: s
     with progress(doing, len(samples), unit="texts") as bar, torch.no_grad():
         for start in range(0, len(samples), _BLOCK):
             block = samples[start : start + _BLOCK]
-            batches, owner = _batches(block)
+            batches, owner = _batches(block, model)
             losses = np.concatenate([row_losses(model, batch).cpu().numpy() for batch in batches])
             np.add.at(found, start + owner, losses)
             found[start : start + _BLOCK] /= [sample.scored for sample in block]
@@ -201,7 +201,7 @@ def measure_losses(model: AttributableModel, samples: Sequence[Sample], doing: s
     return found
 
 
-def _batches(samples: Sequence[Sample]) -> tuple[list[Batch], np.ndarray]:
+def _batches(samples: Sequence[Sample], model: AttributableModel) -> tuple[list[Batch], np.ndarray]:
     """Put the rows of samples into batches of like lengths, at most `_TOKENS` padded tokens each.
 
     Returns the batches, and the sample of every row in their order: (r,) int64.
@@ -213,6 +213,6 @@ def _batches(samples: Sequence[Sample]) -> tuple[list[Batch], np.ndarray]:
     owner = np.repeat(np.arange(len(samples)), [len(sample.ids) for sample in samples])
     lengths = np.array([len(row) for row in ids])
     order = np.argsort(-lengths, kind="stable")
-    groups = [order[group] for group in consecutive_groups(lengths[order], _TOKENS)]
+    groups = [order[group] for group in consecutive_groups(lengths[order], _TOKENS, model.length_kinds)]
     batches = [pad_batch(group, [ids[i] for i in group], [weights[i] for i in group]) for group in groups]
     return batches, owner[order]

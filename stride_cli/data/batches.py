@@ -16,6 +16,8 @@ from index_format.shards import ranges
 
 if TYPE_CHECKING:
     from index_format.reader import Index
+    from stride_cli.models.length_kinds import LengthKinds
+    from stride_cli.models.protocol import AttributableModel
 
 
 _FEW_TOKENS = 1 << 16
@@ -99,18 +101,22 @@ def scored_pairs(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> np.nd
     return pairs
 
 
-def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[np.ndarray]:
+def consecutive_groups(
+    lengths: Sequence[int] | np.ndarray, batch_tokens: int, kinds: LengthKinds | None = None
+) -> list[np.ndarray]:
     """Positions 0 … len − 1 in order, in groups of at most ``batch_tokens`` padded tokens, one at least.
 
     Parameters
     ----------
     lengths : tokens of each sequence
+    kinds : of the model that reads them; a group is of one
     """
     groups: list[np.ndarray] = []
-    first, longest = 0, 0
+    first, longest, own = 0, 0, _kinds_of(lengths, kinds)
     for position, length in enumerate(lengths):
         longest = max(longest, int(length))
-        if position > first and longest * (position + 1 - first) > batch_tokens:
+        full = longest * (position + 1 - first) > batch_tokens
+        if position > first and (full or own[position] != own[first]):
             groups.append(np.arange(first, position))
             first, longest = position, int(length)
     if len(lengths):
@@ -118,17 +124,23 @@ def consecutive_groups(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -
     return groups
 
 
-def little_padding(lengths: Sequence[int]) -> list[list[int]]:
-    """Positions of sequences in groups, the shortest first, of which at most half of a batch is padding."""
+def little_padding(lengths: Sequence[int], kinds: LengthKinds | None = None) -> list[list[int]]:
+    """Positions of sequences in groups of one kind, the shortest first, of which at most half of a batch is
+    padding."""
     groups: list[list[int]] = []
-    held = 0  # tokens of the last group
+    held, own = 0, _kinds_of(lengths, kinds)  # tokens of the last group
     for place in sorted(range(len(lengths)), key=lambda at: lengths[at]):
         held += lengths[place]
-        if not groups or lengths[place] * (len(groups[-1]) + 1) > 2 * held:
+        half = bool(groups) and lengths[place] * (len(groups[-1]) + 1) > 2 * held
+        if not groups or half or own[groups[-1][0]] != own[place]:
             groups.append([])
             held = lengths[place]
         groups[-1].append(place)
     return groups
+
+
+def _kinds_of(lengths: Sequence[int] | np.ndarray, kinds: LengthKinds | None) -> np.ndarray:
+    return np.zeros(len(lengths), np.int64) if kinds is None else kinds(lengths)
 
 
 def pad_batch(rows: np.ndarray, tokens: list[np.ndarray], weights: list[np.ndarray]) -> Batch:
@@ -149,11 +161,14 @@ class ChunkReader:
     Parameters
     ----------
     index : Index
-    vocab_size : int, optional      of the model that reads them: no token is larger
+    model : AttributableModel, optional
+        The one that reads them: it has all their tokens, and its `length_kinds` are batched apart.
     """
 
-    def __init__(self, index: Index, vocab_size: int | None = None) -> None:
-        self._index, self._vocab_size = index, vocab_size
+    def __init__(self, index: Index, model: AttributableModel | None = None) -> None:
+        # of a classifier, tokens are rows and labels
+        self._vocab_size = None if model is None or model.table is not None else model.vocab_size
+        self._index, self._kinds = index, None if model is None else model.length_kinds
         # mapped, in one file or several: a query looks at a few chunks of what may be 10⁸
         self.tokens = index.array("corpus/tokens")
         self.offsets = index.array("corpus/chunk_offsets")
@@ -278,6 +293,8 @@ class ChunkReader:
             while position < len(window):
                 longest = max(1, int(own[position]))
                 size = max(1, batch_tokens // longest)
+                alike = _kinds_of(own[position : position + size], self._kinds)
+                size = int((alike == alike[0]).sum())  # the longest come first
                 groups.append(window[position : position + size])
                 position += size
         return groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,16 +84,14 @@ class QuerySet:
         rows = np.asarray(rows, np.int64)
         return pad_batch(rows, [self.ids[row] for row in rows], [self.weights[row] for row in rows])
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """All queries in order, ``size`` at a time."""
-        for start in range(0, len(self), size):
-            yield self.batch(np.arange(start, min(start + size, len(self))))
-
-    def groups(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
-        """All queries (or the given ones) in order, in groups of at most ``batch_tokens`` padded tokens."""
+    def groups(
+        self, model: AttributableModel, batch_tokens: int, rows: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """All queries (or the given ones) in order, in groups of at most ``batch_tokens`` padded tokens that
+        a model reads as it reads each alone."""
         rows = np.arange(len(self)) if rows is None else np.asarray(rows, np.int64)
         lengths = [len(self.ids[row]) for row in rows]
-        return [rows[group] for group in consecutive_groups(lengths, batch_tokens)]
+        return [rows[group] for group in consecutive_groups(lengths, batch_tokens, model.length_kinds)]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> QuerySet:
         """The given queries only."""

@@ -64,8 +64,7 @@ class Workspace:
         if model is None or isinstance(model, str | Path | ModelSpec):
             model = open_model(opened, model)
         check_bounds(opened)
-        vocab_size = model.vocab_size if model.table is None else None  # else tokens are rows and labels
-        return cls(opened, model, ChunkReader(opened, vocab_size), opened.seed)
+        return cls(opened, model, ChunkReader(opened, model), opened.seed)
 
     @property
     def n_chunks(self) -> int:

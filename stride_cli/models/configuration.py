@@ -125,11 +125,7 @@ _DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size",
 def context_length(model: GivenModel) -> int | None:
     """Return the longest sequence, in tokens, that a checkpoint has positions for; None when unknown.
 
-    Args:
-        model: A directory with config.json, a .gguf file or a directory with one, or a hub id.
-
-    Raises:
-        ModelError: The configuration cannot be read.
+    Raises ModelError: the configuration cannot be read.
     """
     return first_positive(read_configuration(model), CONTEXT_NAMES)
 

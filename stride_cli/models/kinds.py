@@ -26,16 +26,7 @@ def kind_of_index(index: Index) -> Kind:
 
 
 def refuse_classifier(index: Index, why: str, *, fix: str = "give the index of a language model") -> None:
-    """Refuse an index without text.
-
-    Parameters
-    ----------
-    why : str      what needs text, for people: "an audit compares texts"
-
-    Raises
-    ------
-    UsageError
-    """
+    """Raise UsageError for an index without text; `why` is for people: "an audit compares texts"."""
     if kind_of_index(index) != "language":
         raise UsageError(f"index '{index.path}' is of a classifier, and {why}", fix=fix)
 

@@ -26,19 +26,12 @@ if TYPE_CHECKING:
 def load_model(given: GivenModel) -> AttributableModel:
     """Load a causal language model with its tokenizer, or a classifier: frozen, in eval mode.
 
-    Parameters
-    ----------
-    given : str, Path or ModelSpec
-        A directory written by `save_pretrained`, a .gguf file, a hub id, or a classifier's directory. A local
-        path never touches the network.
+    `given`: a directory written by `save_pretrained`, a .gguf file, a hub id, or a classifier's directory. A
+    local path never touches the network.
 
-    Raises
-    ------
-    ModelError
-        Nothing there, no config, no tokenizer, weights that are truncated, missing or of another shape, a
-        tokenizer with more tokens than the model, or a structure that is not understood.
-    MissingExtraError
-        A .gguf file without the `gguf` package.
+    Raises ModelError: nothing there, no config, no tokenizer, weights that are truncated, missing or of
+    another shape, a tokenizer with more tokens than the model, or a structure that is not understood. Raises
+    MissingExtraError: a .gguf file without the `gguf` package.
     """
     if kind_of(place_of(given)) == "classifier":
         from stride_cli.models.classifier.directory import load_classifier
@@ -84,10 +77,7 @@ class Opener:
 def load_model_of(index: Index, spec: ModelSpec) -> AttributableModel:
     """Load a model and compare it with an index; a classifier gets the index's rows as inputs.
 
-    Raises
-    ------
-    ModelError, CorpusError
-    IndexMismatch      another model, tokenizer or settings than the index's
+    Raises ModelError, CorpusError; IndexMismatch for another model, tokenizer or settings than the index's.
     """
     if kind_of_index(index) == "classifier":
         from stride_cli.models.classifier.directory import open_classifier
@@ -141,13 +131,8 @@ def model_settings(model: GivenModel) -> str | None:
 
 
 def model_fingerprint(model_or_path: Any) -> str:
-    """SHA-256, in hex, of a model's weights.
-
-    Parameters
-    ----------
-    model_or_path : str, Path, ModelSpec or nn.Module
-        Of a path or hub id: `files_fingerprint` or `classifier_fingerprint`; in memory: `state_fingerprint`.
-    """
+    """SHA-256, in hex, of a model's weights: of its files (`files_fingerprint`, `classifier_fingerprint`), or
+    of one in memory (`state_fingerprint`)."""
     if not isinstance(model_or_path, str | Path | ModelSpec):
         return state_fingerprint(model_or_path)
     if kind_of(place_of(model_or_path)) == "classifier":
@@ -158,13 +143,9 @@ def model_fingerprint(model_or_path: Any) -> str:
 
 
 def describe_model(given: GivenModel) -> ModelInfoRecord:
-    """Load a checkpoint, which checks it whole, and describe it; code that a classifier brings is never run.
+    """Load a checkpoint, which checks it whole, and describe it: a ``stride.model_info/1``.
 
-    Returns
-    -------
-    dict      a ``stride.model_info/1``
-
-    Raises ModelError: As from `load_model`; or the recipe cannot be read.
+    Code that a classifier brings is never run. Raises ModelError as `load_model`, or for a damaged recipe.
     """
     path_or_id, recipe, found = place_of(given), None, None
     if kind_of(path_or_id) == "classifier":

@@ -25,18 +25,11 @@ def orthogonalised(
     steps: int = _STEPS,
     eps: float = _EPS,
 ) -> Tensor:
-    """Newton–Schulz of every matrix of a stack: roughly U V^T of its singular value decomposition U S V^T.
+    """Newton–Schulz of matrices (S, a, b), a ≤ b: roughly U V^T of the singular value decomposition U S V^T.
 
     torch.optim.Muon multiplies in bfloat16 everywhere. Processors without instructions for it are ten times
-    slower at that than in single precision, and most of a small model's training went into it.
-
-    Parameters
-    ----------
-    matrices : (S, a, b), a ≤ b, floating point
-
-    Returns
-    -------
-    (S, a, b) bfloat16 where `multiplies_bf16`, else float32
+    slower at that than in single precision, and most of a small model's training went into it. The result is
+    bfloat16 where `multiplies_bf16`, else float32.
     """
     a, b, c = coefficients
     x = matrices.to(torch.bfloat16 if multiplies_bf16(matrices.device) else torch.float32)
@@ -50,14 +43,10 @@ def orthogonalised(
 
 
 def _polynomial(gram: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """P with P x what `steps` steps make of x: all of them are polynomials in x xᵀ, which is smaller than x.
+    """P with P x what `steps` steps make of x, from gram = x xᵀ (S, a, a) float32, which is smaller than x.
 
     A step is x ← Q x with Q = a + b G + c G², G = x xᵀ; so G ← Q G Q, and P is the product of all Q. Twice as
     fast for matrices four times as wide as high. In bfloat16 the squares of small singular values would go.
-
-    Parameters
-    ----------
-    gram : (S, a, a) float32      x xᵀ
     """
     a, b, c = coefficients
     product: Tensor | None = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from stride_cli.models.classifier.classifier_model import InputTable
     from stride_cli.models.kinds import Kind
+    from stride_cli.models.length_kinds import LengthKinds
     from stride_cli.models.linear_layers import AdapterMatrices, LayerVisitor
     from stride_cli.models.spec import ModelSpec
 
@@ -42,6 +43,7 @@ class AttributableModel(Protocol):
     fingerprint, tokenizer_fingerprint : str      SHA-256 in hex
     tokenizer : Any                        ModelError where there is none
     end_tokens : frozenset of int          those that end a generation
+    length_kinds : LengthKinds or None     which sequences may share a padded batch; None: all
     """
 
     @property
@@ -89,6 +91,8 @@ class AttributableModel(Protocol):
     @property
     def end_tokens(self) -> frozenset[int]: ...
     @property
+    def length_kinds(self) -> LengthKinds | None: ...
+    @property
     def blocks(self) -> nn.ModuleList: ...
     @property
     def head(self) -> nn.Module: ...
@@ -128,6 +132,11 @@ class AttributableModel(Protocol):
 
     def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:
         """Low-rank change of each of `linear_layers`; None where any was trained in all its weights."""
+        ...
+
+    def check_padding(self, length: int) -> None:
+        """Raise ModelError where a sequence padded to this length is read otherwise than alone, although
+        `length_kinds` let it."""
         ...
 
     def remarks(self, spaces: Sequence[str]) -> list[str]:

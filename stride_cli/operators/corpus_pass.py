@@ -77,7 +77,7 @@ class ModelPlace:
         model = open_model(index, self.model)
         if self.checkpoint is not None:
             model = Opener.like(model).load(self.checkpoint)
-        return model, ChunkReader(index), np.asarray(Designs.of(index, self.design_seed).columns)
+        return model, ChunkReader(index, model), np.asarray(Designs.of(index, self.design_seed).columns)
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,9 @@ def fit_index(
         return _project(index_path, index, options, model, started, run)
     options = like_own(options, model, index)
     settings = resolve_settings(options, model, index)
-    chunks = ChunkReader(index)
+    chunks = ChunkReader(index, model)
     _check_chunks(index_path, index, chunks, model, projects=bool(getattr(settings, "project", 0)))
+    model.check_padding(int(chunks.lengths.max(initial=2)))
     for said in model.remarks(settings.spaces):
         note(said)
     # 3. What decides the operators: an interrupted fit goes on only where all of it is the same
@@ -220,7 +221,7 @@ def _project(
             writer,
             index,
             model,
-            ChunkReader(index),
+            ChunkReader(index, model),
             size,
             save_seconds=run.save_seconds,
             workers=workers,

@@ -259,8 +259,7 @@ def query_losses(model: AttributableModel, queries: QuerySet) -> np.ndarray:
     ndarray (Q,) float64      mean nats per scored token; logits and their log-sum in fp32, the mean in fp64
     """
     losses = np.zeros(len(queries))
-    longest = max((len(ids) for ids in queries.ids), default=1)
-    for batch in queries.batches(max(1, _TOKENS // longest)):
+    for batch in map(queries.batch, queries.groups(model, _TOKENS)):
         ids = batch.ids.to(model.device)
         hidden = model.hidden(ids, model.n_layers)
         final = model.continue_from(hidden, model.n_layers)

@@ -131,6 +131,7 @@ class ClassifierModel:
 
     kind: Kind = "classifier"
     end_tokens: frozenset[int] = frozenset()
+    length_kinds = None
     context_length = 2
     pretrained = False
     capture_layers = ("all",)
@@ -301,6 +302,9 @@ class ClassifierModel:
 
     def adapter_matrices(self, which: str) -> None:
         """None: it was trained in all its weights."""
+
+    def check_padding(self, length: int) -> None:
+        """Nothing: all sequences have one length."""
 
     def remarks(self, spaces: Sequence[str]) -> list[str]:
         """None: what its spaces act at is named by them."""

@@ -270,11 +270,8 @@ def training_rows(path: str | Path, examples: Examples) -> tuple[np.ndarray, np.
 def open_classifier(index: Index, given: GivenModel) -> ClassifierModel:
     """A classifier with the examples of an index: chunk i is input number i.
 
-    Raises
-    ------
-    ModelError         there is no classifier at `path`
-    CorpusError        the data file is gone
-    IndexMismatch      model, classes or data are not those that the index was built from
+    Raises ModelError where there is no classifier at `path`, CorpusError where the data file is gone, and
+    IndexMismatch where model, classes or data are not those that the index was built from.
     """
     path = place_of(given)
     if kind_of(path) != "classifier":

@@ -128,20 +128,12 @@ def read_examples(path: str | Path, columns: Columns | None = None, *, need_labe
 
 
 def read_picture(path: str | Path, shape: Sequence[int]) -> np.ndarray:
-    """A PNG as one input of a classifier: grey or colour as the classifier's inputs are, pixels 0 … 255.
+    """A PNG as one input of a classifier, uint8 of its `shape`: (H, W), (C, H, W) or (H, W, C), C of 1 or 3.
 
-    Parameters
-    ----------
-    shape : (H, W), (C, H, W) or (H, W, C)      of one input; C is 1 or 3
+    Grey or colour as the classifier's inputs are, pixels 0 … 255.
 
-    Returns
-    -------
-    uint8 of that shape
-
-    Raises
-    ------
-    CorpusError           no such file, damaged, of another size; the classifier's inputs are no images
-    MissingExtraError     Pillow is not installed
+    Raises CorpusError: no such file, damaged, of another size; the classifier's inputs are no images.
+    Raises MissingExtraError: Pillow is not installed.
     """
     shape = tuple(shape)
     if not Path(path).is_file():
@@ -214,15 +206,8 @@ def class_numbers(examples: Examples, classes: Sequence[str]) -> np.ndarray:
 
 
 def label_names(values: np.ndarray, where: str) -> list[str]:
-    """Labels as names of classes.
-
-    Parameters
-    ----------
-    values : (N,) integers, whole floats, bools or strings
-    where : str      the file, for errors
-
-    Raises CorpusError: a number that is not whole.
-    """
+    """Labels (N,), integers, whole floats, bools or strings, as names of classes; CorpusError for another
+    number, which names the file `where`."""
     if values.dtype.kind not in "biuf":
         return [str(value).strip() for value in values]
     wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))

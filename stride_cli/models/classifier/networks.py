@@ -89,14 +89,9 @@ def choose_network(given: str, *, width: int | None = None, layers: int | None =
 
 
 def build_network(spec: NetworkSpec, shape: Sequence[int], n_classes: int, *, seed: int) -> nn.Module:
-    """A network with initial weights drawn by the seed, on the CPU, float32.
+    """A network for inputs of a shape, with weights drawn by the seed, on the CPU, float32.
 
-    Parameters
-    ----------
-    spec : NetworkSpec
-    shape : of one input
-    n_classes : int
-    seed : int      names the initial weights; torch's global generator is left as it was
+    torch's global generator is left as it was.
 
     Raises ModelError: inputs that the network cannot take; an adapter file that does not load, or that the
     user has not trusted.

@@ -25,20 +25,10 @@ _CHAT_TEMPLATE = (
 def train_bpe(texts: Iterable[str], *, vocab_size: int, context_length: int) -> Any:
     """Learn merges from texts; every byte has a token, so every text can be written.
 
-    Parameters
-    ----------
-    texts : iterable of str
-    vocab_size : int
-        At least 260 (256 bytes and 4 special tokens); fewer tokens come out where the texts have no more
-        merges.
-    context_length : int
-        Recorded in the tokenizer, in tokens.
-
-    Returns
-    -------
-    PreTrainedTokenizerFast
-        Token 0 is <|bos|>, put in front of every text; the others are <|user|>, <|assistant|> and <|end|>
-        (its end-of-sequence token), which its chat template writes around prompts and answers.
+    `vocab_size` is at least 260 (256 bytes, 4 special tokens); fewer tokens come out where the texts have no
+    more merges. `context_length`, in tokens, is recorded. Token 0 is <|bos|>, put in front of every text; the
+    others are <|user|>, <|assistant|> and <|end|> (which ends a sequence), written around prompts and answers
+    by the chat template.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast

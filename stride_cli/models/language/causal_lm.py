@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from stride_cli.models.language.structure import (
     split_call,
     stopped_at,
 )
+from stride_cli.models.length_kinds import length_kinds
 from stride_cli.models.linear_layers import (
     AdapterMatrices,
     LayerVisitor,
@@ -71,20 +73,17 @@ class CausalLM:
     """A frozen causal language model that can be entered and left at any layer.
 
     Batches are right-padded and no attention mask is passed: with causal attention, what stands to the right
-    of a token cannot change it, so padding positions only have to be left unscored.
+    of a token cannot change it, so padding positions only have to be left unscored. Where positions depend on
+    a batch's length, sequences of one of `length_kinds` share a batch.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        Any `AutoModelForCausalLM`. It is switched to eval mode and its parameters to requires_grad False.
-    tokenizer : PreTrainedTokenizerBase, optional
-        Left out only where token ids come from elsewhere.
-    spec : ModelSpec, optional
-        Where the checkpoint was loaded from, and how.
-    fingerprint, tokenizer_fingerprint : str, optional
-        SHA-256 in hex; computed from the weights and the tokenizer when first asked for, if not given.
+    model : any `AutoModelForCausalLM`      is switched to eval mode, its parameters to requires_grad False
+    tokenizer : optional                    left out only where token ids come from elsewhere
+    spec : ModelSpec, optional              where the checkpoint was loaded from, and how
+    fingerprint, tokenizer_fingerprint : SHA-256 in hex; computed when first asked for, if not given
 
-    Raises ModelError: The model is not causal, has no stack of blocks, or its parts do not add up to its own
+    Raises ModelError: the model is not causal, has no stack of blocks, or its parts do not add up to its own
     forward pass.
     """
 
@@ -115,6 +114,7 @@ class CausalLM:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.name: str = type(model).__name__
+        self.length_kinds = length_kinds(model)
         self._structure = find_structure(model, self.device)
         self.vocab_size = 0  # set by the probe: the width of the logits
         self._check_parts()
@@ -166,6 +166,10 @@ class CausalLM:
     @property
     def dtype(self) -> torch.dtype:
         return next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
+
+    @property
+    def _n_tokens(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def fingerprint(self) -> str:
@@ -406,13 +410,16 @@ class CausalLM:
             )
         room = self.context_length - length
         ends = torch.tensor(sorted(self.end_tokens), dtype=torch.int64, device=self.device)
-        ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=self.device)
+        all_ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=self.device)
+        ids = all_ids
         # transformers 5.24 renamed it, and warns of the old name
         kept = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
         cache: Any = None
         written: list[torch.Tensor] = []  # (B,) each
         open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
-        for _ in range(min(max_new_tokens, room)):
+        for step in range(min(max_new_tokens, room)):
+            if step and self.length_kinds and np.diff(self.length_kinds([length + step - 1, length + step])):
+                ids, cache = torch.cat([all_ids, *(each[:, None].clamp(min=0) for each in written)], 1), None
             output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{kept: cache})
             last = output.logits[:, -1]
             if not bool(torch.isfinite(last).all()):
@@ -481,25 +488,27 @@ class CausalLM:
                 else:
                     block.forward = before
 
+    def _apart(self, wanted: Tensor, found: Tensor) -> bool:
+        """True where logits differ by more than rounding."""
+        # weights in four or eight bits are multiplied in what their library sees fit, for few rows otherwise
+        exact = wanted.dtype == torch.float32 and not is_quantised(self.model)
+        scale = wanted.abs().max().clamp_min(1e-6)
+        return not bool((found - wanted).abs().max() <= scale * (1e-4 if exact else 5e-2))
+
     @torch.no_grad()
     def _check_parts(self) -> None:
         """Compare the parts with the whole on a probe; check that later tokens change nothing before."""
         length = min(_PROBE_LENGTH, self.context_length)
-        n_tokens = self.model.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(2 * length, device=self.device) * 7 % n_tokens).view(2, length)
+        ids = (torch.arange(2 * length, device=self.device) * 7 % self._n_tokens).view(2, length)
         whole = self._forward(ids).logits
         self.vocab_size = int(whole.shape[-1])
-        scale = float(whole.abs().max().clamp_min(1e-6))
         if not torch.isfinite(whole).all():
             raise ModelError(
                 f"{self.name}: the logits of a probe are not finite",
                 fix="the weights are damaged, or the dtype cannot hold them: try --dtype fp32",
             )
-        # weights in four or eight bits are multiplied in what their library sees fit, for few rows otherwise
-        exact = whole.dtype == torch.float32 and not is_quantised(self.model)
-        tolerance = scale * (1e-4 if exact else 5e-2)
         shortened = self._forward(ids[:, : length // 2]).logits
-        if float((shortened - whole[:, : length // 2]).abs().max()) > tolerance:
+        if self._apart(whole[:, : length // 2], shortened):
             raise ModelError(
                 f"{self.name} is not causal: later tokens change earlier predictions",
                 fix="give a decoder-only language model",
@@ -514,11 +523,30 @@ class CausalLM:
                 f"{self.name}: blocks cannot be continued with another batch size: {first_line(error)}",
                 fix="use another architecture: Llama, Qwen, OLMo, GPT-2, GPT-NeoX, NanoChat and others work",
             ) from error
-        if parts.shape != whole.shape or float((parts - whole).abs().max()) > tolerance:
+        if parts.shape != whole.shape or self._apart(whole, parts):
             raise ModelError(
                 f"{self.name}: continuing from layer {middle} does not give the model's own logits",
                 fix="this architecture does more than run blocks, a norm and a head: please report it",
             )
+
+    @torch.no_grad()
+    def check_padding(self, length: int) -> None:
+        """See `AttributableModel`."""
+        length = min(length, self.context_length)
+        places = torch.arange(length, device=self.device)
+        ids = places[None] * 7 % self._n_tokens
+        for short in (max(2, length // 2), min(_PROBE_LENGTH, length)):
+            if self.length_kinds is not None and np.diff(self.length_kinds([short, length])):
+                continue  # they share no batch
+            alone, padded = (
+                self.logits(self.continue_from(self.hidden(each, 0), 0)[:, :short])
+                for each in (ids[:, :short], ids * (places < short))
+            )
+            if self._apart(alone, padded):
+                raise ModelError(
+                    f"{self.name}: padded from {short} to {length} tokens, a sequence has other logits",
+                    fix=f"build the index with --block-size {short}, and please report the architecture",
+                )
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer <= self.n_layers:

@@ -84,12 +84,8 @@ def find_offline(model: GivenModel) -> Source | None:
 def refuse_download(path_or_id: str, permissions: Permissions, *, named_by: str, beside: str = "") -> None:
     """Refuse a hub id that the user has not given, where it would be fetched: what names it may be anybody's.
 
-    Parameters
-    ----------
-    named_by : for people: "index 'run.stride'"
-    beside : what else is to be given with it
-
-    Raises ModelError: neither on this machine nor in the hub's cache, and no permission to download.
+    `named_by` is for people: "index 'run.stride'"; `beside`: what else is to be given with it. Raises
+    ModelError: neither on this machine nor in the hub's cache, and no permission to download.
     """
     if permissions.allow_download or Path(path_or_id).expanduser().exists() or not names_hub(path_or_id):
         return

@@ -48,16 +48,13 @@ class LateStarts:
     """Share of texts that are read from one of their later sentences on, as queries about it begin.
 
     A small model that always reads texts from their beginnings knows what follows a sentence in its midst
-    only where all that stands before it is there too: of 60 short documents of the demo's encyclopaedia, 12
-    passes let it go on from 57 first sentences as they stand there, and from none of 60 others; 24 passes, of
-    which half begin late, from 57 and 37.
+    only where all that stands before it is there too.
 
     Attributes
     ----------
-    share : float                0 … 1
-    ends : sequence of int       tokens that end sentences
-    begin : int or None          the token that texts begin with
-    rule : str                   in words
+    share : 0 … 1
+    ends, begin : tokens that end sentences; the token that texts begin with, or None
+    rule : in words
     """
 
     share: float

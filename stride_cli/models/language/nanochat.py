@@ -179,13 +179,8 @@ class Settings(SimpleNamespace):
 
 
 class NanoChatForCausalLM(nn.Module):
-    """A NanoChat, as CausalLM takes one; without weights, which `load_own` gives it.
-
-    Parameters
-    ----------
-    config : dict           config.json
-    generation : dict       generation_config.json
-    """
+    """A NanoChat, as CausalLM takes one, of its config.json and generation_config.json; `load_own` gives it
+    weights."""
 
     def __init__(self, config: dict[str, Any], generation: dict[str, Any]) -> None:
         super().__init__()
@@ -299,17 +294,13 @@ def choose_architecture(
     vocab: int | None = None,
     context: int | None = None,
 ) -> Architecture:
-    """Fill in what was not asked for, from the size of the corpus.
+    """Fill in what was not asked for, from the size of the corpus: `n_bytes` of UTF-8.
 
-    Parameters
-    ----------
-    n_bytes : int
-        UTF-8 bytes of text: up to 1 MB of it gets 4 layers of width 128 (about 1 million parameters), up to 4
-        MB 5 of 192, more 6 of 256 (about 9 million with the largest vocabulary). The vocabulary grows with
-        the square root of the corpus, in powers of two: 512 (below 30 kB), 1024 (60 kB) … 8192 (2 MB and
-        more).
+    Up to 1 MB gets 4 layers of width 128 (about 1 million parameters), up to 4 MB 5 of 192, more 6 of 256
+    (about 9 million with the largest vocabulary). The vocabulary grows with the square root of the corpus, in
+    powers of two: 512 (below 30 kB), 1024 (60 kB) … 8192 (2 MB and more).
 
-    Raises UsageError: A width that the heads do not split evenly.
+    Raises UsageError: a width that the heads do not split evenly.
     """
     small_layers, small_width = (
         (4, 128) if n_bytes <= 1_000_000 else (5, 192) if n_bytes <= 4_000_000 else (6, 256)

@@ -17,24 +17,12 @@ _ROWS = 256
 
 
 def cross_entropy(final: Tensor, weight: Tensor, targets: Tensor, *, soft_cap: float | None = None) -> Tensor:
-    """Mean cross entropy of next tokens, in nats.
+    """Mean cross entropy of next tokens, (), fp32 nats; differentiable once in `final` and `weight`.
 
-        z = weight · final;   z = c · tanh(z / c) where there is a soft cap c;   loss = mean(logsumexp(z) −
-        z[target])
-
-    Matrix products run in bf16 where autocast is on for the device, everything else in fp32.
-
-    Parameters
-    ----------
-    final : Tensor (N, d)
-        What the output head reads, at the scored positions only.
-    weight : Tensor (V, d)
-        The output head, without bias.
-    targets : Tensor (N,) int64
-
-    Returns
-    -------
-    Tensor (), fp32; differentiable once in `final` and `weight`.
+    z = weight · final, or c tanh(z / c) of it where there is a soft cap c; loss = mean(logsumexp(z) −
+    z[target]) over final (N, d), what the head reads at scored positions, weight (V, d) of a head without
+    bias, and targets (N,) int64. Products run in bf16 where autocast is on for the device, everything else in
+    fp32.
     """
     device = final.device.type
     low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -143,11 +131,7 @@ class _TokenLosses(torch.autograd.Function):
 def next_token_loss(model: Any, batch: Any) -> Tensor:
     """Mean cross entropy of a batch's scored tokens under any causal language model, differentiable.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-    batch : Batch
-        Right-padded ids, the positions that predict scored tokens, and those tokens.
+    `batch`: right-padded ids, the positions that predict scored tokens, and those tokens.
     """
     head = model.get_output_embeddings()
     final = before_head(model, head, batch.ids).flatten(0, 1).index_select(0, batch.rows)  # (N, d)

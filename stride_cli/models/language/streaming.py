@@ -40,12 +40,8 @@ _PRECISIONS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
 def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted: bool | None) -> bool:
     """Decide if a checkpoint's weights are streamed from disk; says so on stderr where nobody asked.
 
-    Parameters
-    ----------
-    dtype, device : in which, and where, the model computes
-    wanted : bool or None      None: where the weights are larger than the memory that is free
-
-    Raises ModelError: they are asked to be, and are kept in few bits.
+    `dtype`, `device`: in which, and where, the model computes. `wanted` None: where the weights are larger
+    than the memory that is free. Raises ModelError: they are asked to be, and are kept in few bits.
     """
     # weights that are made as they are read: no file has them that could be mapped
     if source.gguf is not None or source.base is not None:
@@ -191,11 +187,8 @@ def stream_from_memory(model: Any, device: torch.device) -> None:
 def stream(model: Any, stored: Mapping[str, Tensor], device: torch.device) -> None:
     """Have the largest stack of blocks take its weights from `stored` while it runs, block by block.
 
-    Parameters
-    ----------
-    stored : name → weight, of the model's parameters those of the blocks at least, on the CPU, in any
-        precision
-    device : where all else of the model goes
+    `stored`: name → weight on the CPU, in any precision, of the blocks' parameters at least. All else of the
+    model goes to `device`.
     """
     blocks = largest_stack(model)
     for module in _around(model, blocks).values():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stride_cli.research.evaluation.records import TailPatchRecord
 
 _BATCH_TOKENS = 4096
-_QUERY_BATCH = 16
+_QUERY_TOKENS = 4096  # padded, of queries at once
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Patcher:
         rows = list(rows)
         found = []
         with torch.no_grad():
-            for start in range(0, len(rows), _QUERY_BATCH):
-                batch = self._queries.batch(rows[start : start + _QUERY_BATCH])
+            for group in self._queries.groups(self.workspace.model, _QUERY_TOKENS, np.array(rows)):
+                batch = self._queries.batch(group)
                 losses = row_losses(self.workspace.model, batch).cpu().double() / batch.scored.double()
                 found.append(losses.numpy())
         return np.concatenate(found) if found else np.zeros(0)

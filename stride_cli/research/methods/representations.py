@@ -40,7 +40,7 @@ class RDS:
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         for rows in query_blocks(queries):
             parts = []
-            for group in queries.groups(_BATCH_TOKENS, rows):
+            for group in queries.groups(self._model, _BATCH_TOKENS, rows):
                 lengths = np.array([len(queries.ids[row]) for row in group])
                 parts.append(self._states(queries.batch(group), lengths))
             yield self._table.products(np.concatenate(parts))

@@ -189,7 +189,8 @@ class StrideMethod:
         block = QUERY_BLOCK * (max(1, pipeline.together // QUERY_BLOCK) if looks else 1)
         for start in range(0, len(queries), block):
             rows = np.arange(start, min(start + block, len(queries)))
-            batches = [queries.batch(group) for group in queries.groups(QUERY_TOKENS, rows)] if looks else []
+            groups = queries.groups(self._task.model, QUERY_TOKENS, rows) if looks else []
+            batches = [queries.batch(group) for group in groups]
             found = pipeline.influences(queries.take(rows), batches, measured.take(rows))
             for first in range(0, len(found), QUERY_BLOCK):
                 yield dense(found[first : first + QUERY_BLOCK], np.float32)
@@ -208,7 +209,8 @@ class StrideMethod:
         """Measure the subsets' responses to all queries, once for every λ."""
         key = queries.fingerprint()
         if key not in self._measured:
-            batches = [queries.batch(rows) for rows in queries.groups(QUERY_TOKENS)]
+            groups = queries.groups(self._task.model, QUERY_TOKENS)
+            batches = [queries.batch(rows) for rows in groups]
             self._measured.clear()
             self._measured[key] = self._pipeline().measure(batches)
         return self._measured[key]
@@ -277,7 +279,7 @@ class DirectReadout:
             if steered.fitted is not None:
                 from stride_cli.operators.linear_response import measure_linear
 
-                groups = queries.groups(QUERY_TOKENS)
+                groups = queries.groups(steered.model, QUERY_TOKENS)
                 scores = np.concatenate([measure_linear(steered, queries.batch(g)) for g in groups])
             else:
                 scores = self._pass(settings, steered, queries)
@@ -295,7 +297,7 @@ class DirectReadout:
         from stride_cli.attribution.direct import query_gradients
         from stride_cli.operators.gradients import gradient_products
 
-        batches = [queries.batch(group) for group in queries.groups(settings.batch_tokens)]
+        batches = [queries.batch(group) for group in queries.groups(steered.model, settings.batch_tokens)]
         asked = query_gradients(steered, batches)
         with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
             scores = gradient_products(

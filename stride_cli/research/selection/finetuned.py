@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stride_cli.research.selection.records import SeedSpread, SelectionScoreRecord, TaskScore
     from stride_cli.training.finetuning import FinetuneOptions
 
-_QUERY_BATCH = 8
+_QUERY_TOKENS = 4096  # padded, of queries at once
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def measure(
     queries = read_texts(model, path, block_size=min(block_size, model.context_length))
     losses, f1 = [], []
     with torch.no_grad():
-        for batch in queries.batches(_QUERY_BATCH):
+        for batch in map(queries.batch, queries.groups(model, _QUERY_TOKENS)):
             losses.append((row_losses(model, batch).cpu() / batch.scored.double()).numpy())
         for row, reference in enumerate(references):
             f1.append(_answer_f1(model, queries, row, reference, max_new_tokens))

@@ -142,7 +142,7 @@ class Passes:
 
     def query_batches(self, queries: QuerySet, start: int, stop: int) -> Iterator[tuple[slice, Batch]]:
         """Yield queries start … stop − 1 in batches of at most `batch_tokens` padded tokens."""
-        for group in queries.groups(self.batch_tokens, np.arange(start, stop)):
+        for group in queries.groups(self.capture.model, self.batch_tokens, np.arange(start, stop)):
             yield slice(int(group[0]), int(group[-1]) + 1), queries.batch(group)
 
 
