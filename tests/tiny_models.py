@@ -48,6 +48,19 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
         "Gemma3": lambda tf: tf.Gemma3TextConfig(
             **gqa, sliding_window=8, head_dim=8, layer_types=gemma_types, pad_token_id=None
         ),
+        # inputs of each layer's own from the tokens, and keys and values of an earlier layer in the last
+        "Gemma4": lambda tf: tf.Gemma4TextConfig(
+            **gqa,
+            vocab_size_per_layer_input=VOCAB,
+            hidden_size_per_layer_input=8,
+            num_kv_shared_layers=1,
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            sliding_window=8,
+            head_dim=8,
+            global_head_dim=8,
+            final_logit_softcapping=30.0,
+            pad_token_id=None,
+        ),
         "Granite": lambda tf: tf.GraniteConfig(**gqa, logits_scaling=3.0),
         "Cohere": lambda tf: tf.CohereConfig(**gqa, logit_scale=0.25, pad_token_id=None),
         "OPT": lambda tf: tf.OPTConfig(**_tiny(ffn_dim=64, word_embed_proj_dim=16)),

@@ -13,13 +13,8 @@ import numpy as np
 class LengthKinds:
     """Kinds of sequences by length: those of one kind can be padded to one batch.
 
-    Rotary angles of LongRoPE are of one set up to a boundary, and of another beyond it; those of dynamic NTK
-    are of each length's own beyond it. The longest sequence of a batch decides for all.
-
-    Attributes
-    ----------
-    boundary : tokens
-    each : beyond it every length is a kind of its own
+    Rotary angles of LongRoPE are of one set up to a boundary in tokens, and of another beyond it; those of
+    dynamic NTK are, beyond it, of `each` length's own. The longest sequence of a batch decides for all.
     """
 
     boundary: int

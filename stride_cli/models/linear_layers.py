@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from stride_cli.errors import ModelError
+
 # the last linear layer of a feed-forward part, by the names that model families give it
 _MLP_OUTPUT = re.compile(r"(^|\.)(fc2|down_proj|c_proj|dense_4h_to_h|fc_out|w2|wo|proj_out)$")
 _ATTENTION = re.compile(r"attn|attention")
@@ -53,10 +55,7 @@ class LinearLayers:
 def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[[], None]) -> LinearLayers:
     """Find the linear layers of some blocks; experts that some tokens skip, or fused ones, are none.
 
-    Parameters
-    ----------
-    d_model : int      width of the residual stream
-    run : callable     runs the blocks on anything
+    `d_model`: width of the residual stream; `run` runs the blocks on anything.
     """
     written: list[nn.Module] = []
     candidates: dict[nn.Module, str] = {}  # and their names inside a block
@@ -108,6 +107,15 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
         written = []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
     return LinearLayers(written, found, overwritten, left_out)
+
+
+def check_layer(layer: int, n_layers: int) -> None:
+    """ModelError for a layer that a model of so many does not have; 0 is what the first block reads."""
+    if not 0 <= layer <= n_layers:
+        raise ModelError(
+            f"layer {layer} is not between 0 and the model's {n_layers} layers",
+            fix="give another --layer, or leave it out",
+        )
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -244,6 +244,10 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
             f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
             fix=f"two thirds of the depth is {two_thirds}",
         )
+    if fit == "sgd" and getattr(model, "reads_tokens", False):
+        raise UsageError(
+            f"the blocks of {model.name} read tokens too: --fit sgd has none", fix="drop --fit sgd"
+        )
     names = parse_space(options.space or model.default_space(fit))
     for cls in space_classes(names):
         cls.check_model(model)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from stride_cli.errors import ModelError, NumericalError, QueryError
 from stride_cli.models.classifier.networks import split_network
 from stride_cli.models.kinds import Kind
-from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, visiting
+from stride_cli.models.linear_layers import LayerVisitor, LinearLayers, check_layer, visiting
 from stride_cli.models.spec import ModelSpec
 
 
@@ -50,13 +50,8 @@ class Standardisation:
 class InputTable:
     """Inputs by number: the chunks of an index first, then every row of its file, then what queries bring.
 
-    Number i < n is chunk i's input; n + r is row r of the file, so that a held-out row has the same number in
-    every process; later numbers are inputs registered since.
-
-    Parameters
-    ----------
-    data : (N, …) numbers        all rows of the file
-    chunk_rows : (n,) int64      the row of each chunk
+    Number i < n is chunk i's input, that of row chunk_rows[i] of data (N, …); n + r is row r of the file, so
+    that a held-out row has the same number in every process; later numbers are inputs registered since.
     """
 
     def __init__(self, data: np.ndarray, chunk_rows: np.ndarray) -> None:
@@ -151,7 +146,7 @@ class ClassifierModel:
         self.model = network.eval()
         for parameter in network.parameters():
             parameter.requires_grad_(False)
-        self.classes = list(classes)
+        self.classes, self.vocab_size = list(classes), len(classes)
         self.shape = tuple(int(size) for size in shape)
         self.standardisation = standardisation
         self.spec = spec or ModelSpec()
@@ -163,7 +158,7 @@ class ClassifierModel:
         self.row_labels = np.zeros(0, np.int64)
         self.read_file: Callable[[str], Any] | None = None  # examples of another file of the same columns
         blocks, head = split_network(network)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks, self.n_layers = nn.ModuleList(blocks), len(blocks)
         self.head = head
         self._shapes: list[tuple[int, ...]] = []  # of the activations after 0, 1, … blocks, without batch
         self._check_parts()
@@ -175,18 +170,9 @@ class ClassifierModel:
         return self.spec.place
 
     @property
-    def n_layers(self) -> int:
-        return len(self.blocks)
-
-    @property
     def d_model(self) -> int:
         """Width of the penultimate features; activations of other layers have widths of their own."""
         return math.prod(self._shapes[-1])
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
 
     @property
     def n_parameters(self) -> int:
@@ -256,7 +242,7 @@ class ClassifierModel:
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
         """Activations (B, 2, d_layer) of (B, 2) input numbers and labels after `layer` blocks: flattened at
         position 0, zeros at position 1. 0 blocks: the standardised input."""
-        self._check_layer(layer)
+        check_layer(layer, self.n_layers)
         state = self.inputs(ids)
         for block in self.blocks[:layer]:
             state = block(state)
@@ -267,7 +253,7 @@ class ClassifierModel:
 
         Differentiable in `hidden`, of which position 1 is not read; zeros at position 1.
         """
-        self._check_layer(layer)
+        check_layer(layer, self.n_layers)
         return self.advance(hidden, layer, self.n_layers)
 
     def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
@@ -400,13 +386,6 @@ class ClassifierModel:
             raise QueryError(
                 f"{what} have shape {tuple(found)} (expected {self.shape}, as the model's)",
                 fix="give data of the kind that the model was trained on",
-            )
-
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer <= self.n_layers:
-            raise ModelError(
-                f"layer {layer} is not between 0 and the model's {self.n_layers} blocks",
-                fix="give another --layer, or leave it out",
             )
 
     def __repr__(self) -> str:

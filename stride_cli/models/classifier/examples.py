@@ -83,15 +83,11 @@ class Examples:
 
 
 def read_examples(path: str | Path, columns: Columns | None = None, *, need_labels: bool = True) -> Examples:
-    """Read a whole file of examples.
+    """Read a whole file of examples; without `need_labels`, labels may be absent.
 
     ``.npz``: an array of inputs (``images``, ``inputs``, ``X``, ``x`` or ``data``; first axis: examples) and
     one of labels (``labels``, ``y`` or ``target``), and perhaps one of ids. CSV, TSV and Parquet: a header,
     then one example a row; every column that is not the label, the id or dropped must be numeric.
-
-    Parameters
-    ----------
-    need_labels : bool      False: labels may be absent
 
     Raises CorpusError: no such file, not readable, no such column, text where numbers should be, values that
     are missing or not finite, labels that are no classes; names the row.

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.kinds import Kind
+from stride_cli.models.language.block_calls import BlockCall, read_tokens, repeated
 from stride_cli.models.language.files import files_fingerprint
 from stride_cli.models.language.fingerprints import state_fingerprint, tokenizer_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
@@ -51,6 +52,7 @@ from stride_cli.models.linear_layers import (
     AdapterMatrices,
     LayerVisitor,
     LinearLayers,
+    check_layer,
     find_linear_layers,
     visiting,
 )
@@ -59,14 +61,6 @@ from stride_cli.models.spec import ModelSpec
 # How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
 _CALLS_KEPT = 64
 _PROBE_LENGTH = 12
-
-
-@dataclass(frozen=True)
-class _BlockCall:
-    """Arguments of a block besides the hidden state; tensors have batch size 1 and broadcast."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class CausalLM:
@@ -81,7 +75,6 @@ class CausalLM:
     model : any `AutoModelForCausalLM`      is switched to eval mode, its parameters to requires_grad False
     tokenizer : optional                    left out only where token ids come from elsewhere
     spec : ModelSpec, optional              where the checkpoint was loaded from, and how
-    fingerprint, tokenizer_fingerprint : SHA-256 in hex; computed when first asked for, if not given
 
     Raises ModelError: the model is not causal, has no stack of blocks, or its parts do not add up to its own
     forward pass.
@@ -100,23 +93,23 @@ class CausalLM:
         tokenizer: Any = None,
         *,
         spec: ModelSpec | None = None,
-        fingerprint: str | None = None,
-        tokenizer_fingerprint: str | None = None,
     ) -> None:
         self.model = model
         self.spec = spec or ModelSpec()
         self._tokenizer = tokenizer
-        self._fingerprint = fingerprint
-        self._tokenizer_fingerprint = tokenizer_fingerprint
         self._lock = threading.RLock()
-        self._calls: OrderedDict[int, list[_BlockCall]] = OrderedDict()
+        self._calls: OrderedDict[int, list[BlockCall]] = OrderedDict()
+        self._own = threading.local()  # calls of the blocks for the tokens of this thread's last pass
         model.eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self.name: str = type(model).__name__
         self.length_kinds = length_kinds(model)
-        self._structure = find_structure(model, self.device)
+        self._structure = found = find_structure(model, self.device)
+        self.blocks, self.head, self.n_layers = found.blocks, found.head, len(found.blocks)
+        self.d_model = found.d_model
         self.vocab_size = 0  # set by the probe: the width of the logits
+        self.reads_tokens = False  # as well: blocks take more of the tokens than the hidden state
         self._check_parts()
         if tokenizer is not None:
             check_vocabulary(tokenizer, self.vocab_size)
@@ -132,22 +125,6 @@ class CausalLM:
     @property
     def path(self) -> str | None:
         return self.spec.place
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self._structure.blocks
-
-    @property
-    def head(self) -> nn.Module:
-        return self._structure.head
-
-    @property
-    def n_layers(self) -> int:
-        return len(self._structure.blocks)
-
-    @property
-    def d_model(self) -> int:
-        return self._structure.d_model
 
     @property
     def n_parameters(self) -> int:
@@ -171,20 +148,13 @@ class CausalLM:
     def _n_tokens(self) -> int:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            path = self.path
-            self._fingerprint = (
-                state_fingerprint(self.model) if path is None else files_fingerprint(self.spec)
-            )
-        return self._fingerprint
+        return state_fingerprint(self.model) if self.path is None else files_fingerprint(self.spec)
 
-    @property
+    @cached_property
     def tokenizer_fingerprint(self) -> str:
-        if self._tokenizer_fingerprint is None:
-            self._tokenizer_fingerprint = tokenizer_fingerprint(self.tokenizer)
-        return self._tokenizer_fingerprint
+        return tokenizer_fingerprint(self.tokenizer)
 
     @property
     def pretrained(self) -> bool:
@@ -221,11 +191,44 @@ class CausalLM:
     def hidden(self, ids: Tensor, layer: int) -> Tensor:
         """Residual stream (B, T, d_model) of right-padded ids (B, T) int64 after `layer` blocks, which alone
         are run: 0 is what the first block reads, n_layers what the last gives, before the final norm."""
-        self._check_layer(layer)
+        check_layer(layer, self.n_layers)
         self._check_ids(ids)
+        after = layer == self.n_layers  # what the last block gives
         with self._lock:
-            after = layer == self.n_layers  # what the last block gives
-            return stopped_at(self.blocks[layer - after], lambda: self._forward(ids), after=after)
+            if not self.reads_tokens or after:
+                return stopped_at(self.blocks[layer - after], lambda: self._forward(ids), after=after)
+            # later blocks are passed through: their calls are of these tokens, and of earlier blocks
+            calls: list[BlockCall] = []
+            with self._blocks_passed_through(calls, layer) as entered:
+                stopped_at(self.head, lambda: self._forward(ids))
+        known = getattr(self._own, "ids", None)
+        if known is None or not torch.equal(known, ids):
+            self._own.ids, self._own.calls = ids.clone(), {}
+        self._own.calls[layer], self._own.going_on = calls, None
+        return entered[0]
+
+    def _calls_from(self, hidden: Tensor, start: int) -> list[BlockCall]:
+        """Calls of blocks `start`… for the tokens that `hidden` was last asked about in this thread.
+
+        `hidden` has their rows, or a multiple, one batch behind the other.
+        """
+        if not self.reads_tokens:
+            return self.prepare(hidden.shape[1])[start:]
+        ids, going_on = getattr(self._own, "ids", None), getattr(self._own, "going_on", None)
+        if going_on is not None and going_on[0] == start and going_on[1] == hidden.shape[:2]:
+            found: list[BlockCall] = going_on[2]
+            return found
+        if (
+            ids is None
+            or start not in self._own.calls
+            or hidden.shape[1] != ids.shape[1]
+            or len(hidden) % len(ids)
+        ):
+            raise ModelError(
+                f"{self.name}: its blocks read the tokens too, and are continued from states alone",
+                fix="fit operators with --fit closed, and measure linearly",
+            )
+        return repeated(self._own.calls[start], len(ids), len(hidden) // len(ids))
 
     def continue_from(self, hidden: Tensor, layer: int) -> Tensor:
         """Blocks `layer`…end and the final norm, from `hidden(ids, layer)`, steered or not, to what the head
@@ -241,12 +244,14 @@ class CausalLM:
 
     def advance(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """Blocks `start` … `stop` − 1: the residual stream (B, T, d_model) after `stop` blocks."""
-        self._check_layer(start)
-        self._check_layer(stop)
-        calls = self.prepare(hidden.shape[1])
-        for block, call in zip(self.blocks[start:stop], calls[start:stop], strict=True):
+        check_layer(start, self.n_layers)
+        check_layer(stop, self.n_layers)
+        calls = self._calls_from(hidden, start) if start < stop else []
+        for block, call in zip(self.blocks[start:stop], calls, strict=False):
             output = block(hidden, *call.args, **call.kwargs)
             hidden = output[0] if isinstance(output, tuple) else output
+        if self.reads_tokens:
+            self._own.going_on = stop, hidden.shape[:2], calls[stop - start :]
         return hidden
 
     @cached_property
@@ -437,7 +442,7 @@ class CausalLM:
         rows = torch.stack(written, dim=1).tolist() if written else [[] for _ in prompts]
         return [[token for token in row if token >= 0] for row in rows]
 
-    def prepare(self, length: int) -> list[_BlockCall]:
+    def prepare(self, length: int) -> list[BlockCall]:
         """Capture the arguments of the blocks at a sequence length, once, from the model's own forward pass.
 
         The blocks themselves are passed through meanwhile, so this costs an embedding of one sequence.
@@ -446,11 +451,7 @@ class CausalLM:
             if length in self._calls:
                 self._calls.move_to_end(length)
                 return self._calls[length]
-            ids = torch.zeros((1, length), dtype=torch.int64, device=self.device)
-            calls: list[_BlockCall] = []
-            # inference tensors could not take part in a later backward pass
-            with torch.inference_mode(False), torch.no_grad(), self._blocks_passed_through(calls):
-                stopped_at(self.head, lambda: self._forward(ids))
+            calls = self._captured(torch.zeros((1, length), dtype=torch.int64, device=self.device))
             self._calls[length] = calls
             while len(self._calls) > _CALLS_KEPT:
                 self._calls.popitem(last=False)
@@ -458,31 +459,42 @@ class CausalLM:
 
     # Inside
 
+    def _captured(self, ids: Tensor) -> list[BlockCall]:
+        calls: list[BlockCall] = []
+        # inference tensors could not take part in a later backward pass
+        with torch.inference_mode(False), torch.no_grad(), self._blocks_passed_through(calls):
+            stopped_at(self.head, lambda: self._forward(ids))
+        return calls
+
     def _forward(self, ids: Tensor) -> Any:
         return self.model(input_ids=ids, use_cache=False)
 
     @contextmanager
-    def _blocks_passed_through(self, calls: list[_BlockCall]) -> Iterator[None]:
-        """Within: blocks return their input, and what they are called with is recorded in `calls`."""
+    def _blocks_passed_through(self, calls: list[BlockCall], first: int = 0) -> Iterator[list[Tensor]]:
+        """Within: blocks from the first on return their input, and what they are called with is recorded in
+        `calls`; gives a list, which will hold their inputs."""
         me = threading.get_ident()
+        entered: list[Tensor] = []
 
         def pass_through(forward: Callable[..., Any], as_tuple: bool) -> Callable[..., Any]:
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() != me:  # another thread is running the real model meanwhile
                     return forward(*args, **kwargs)
                 hidden, rest, keywords = split_call(args, kwargs)
-                calls.append(_BlockCall(rest, keywords))
+                calls.append(BlockCall(rest, keywords))
+                entered.append(hidden)
                 return (hidden,) if as_tuple else hidden
 
             return wrapped
 
-        shadowed = [block.__dict__.get("forward") for block in self.blocks]
-        for block, as_tuple in zip(self.blocks, self._structure.tuple_output, strict=True):
+        blocks = list(self.blocks)[first:]
+        shadowed = [block.__dict__.get("forward") for block in blocks]
+        for block, as_tuple in zip(blocks, self._structure.tuple_output[first:], strict=True):
             block.forward = pass_through(block.forward, as_tuple)
         try:
-            yield
+            yield entered
         finally:
-            for block, before in zip(self.blocks, shadowed, strict=True):
+            for block, before in zip(blocks, shadowed, strict=True):
                 if before is None:
                     del block.forward
                 else:
@@ -513,6 +525,7 @@ class CausalLM:
                 f"{self.name} is not causal: later tokens change earlier predictions",
                 fix="give a decoder-only language model",
             )
+        self.reads_tokens = read_tokens(self._captured(ids[:1]), self._captured(ids[1:]))
         middle = self.n_layers // 2
         hidden = self.hidden(ids, middle)
         try:
@@ -547,13 +560,6 @@ class CausalLM:
                     f"{self.name}: padded from {short} to {length} tokens, a sequence has other logits",
                     fix=f"build the index with --block-size {short}, and please report the architecture",
                 )
-
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer <= self.n_layers:
-            raise ModelError(
-                f"layer {layer} is not between 0 and the model's {self.n_layers} layers",
-                fix="give another --layer, or leave it out",
-            )
 
     def _check_ids(self, ids: Tensor) -> None:
         if ids.ndim != 2 or ids.shape[1] == 0:

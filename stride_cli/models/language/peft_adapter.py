@@ -25,23 +25,16 @@ _PROBE = 12  # tokens
 
 
 def with_adapter(base: Any, source: Source) -> Any:
-    """The base model with an adapter added to its weights, a plain model of transformers.
+    """The base model, which is changed, with an adapter added to its weights: a plain model of transformers.
 
     A matrix that an adapted layer shares with another (a tied head) becomes its own. What layers give, and
     the logits, of a few tokens are compared with PEFT's own model. Attributes of the model:
     ``adapted_layers``, the names of the layers that the adapter is on and the `AdapterMatrices` of each, None
     where it is no linear layer; ``added_biases``, the names of those that have a bias by the adapter alone.
 
-    Parameters
-    ----------
-    base : PreTrainedModel      is changed
-    source : Source             of the adapter
-
-    Raises
-    ------
-    ModelError             weights that cannot be read, or are not of this base: layers that it does not have,
-                           of another shape, or too few or too many; or that cannot be added
-    MissingExtraError      without the package peft
+    Raises ModelError: weights that cannot be read, are not of this base (layers that it does not have, of
+    another shape, too few or too many), or cannot be added. Raises MissingExtraError: without the package
+    peft.
     """
     try:
         from peft import PeftModel, get_peft_model_state_dict

@@ -129,12 +129,8 @@ class Encoded(dict[str, Any]):
 class OwnTokenizer:
     """A tokenizer as the rest of STRIDE uses one; all but plain encoding and decoding is transformers'.
 
-    Parameters
-    ----------
-    backend : Tokenizer      of tokenizer.json
-    settings : dict          tokenizer_config.json
-    template : str or None   of conversations
-    whole : callable         loads transformers' tokenizer, once something else is asked for
+    Of tokenizer.json, tokenizer_config.json and a template of conversations; `whole` loads transformers'
+    tokenizer, once something else is asked for.
     """
 
     calls_its_backend = True

@@ -42,7 +42,7 @@ def a_batch() -> Batch:
 
 FAMILIES = [
     *("Llama", "Qwen2", "Qwen3", "Mistral", "Olmo2", "Phi3", "GPT2", "GPTNeoX", "OPT", "Falcon"),
-    *("Gemma2", "Gemma3"),
+    *("Gemma2", "Gemma3", "Gemma4"),
 ]
 EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3", "Llama4"]
 

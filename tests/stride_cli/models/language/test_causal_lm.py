@@ -14,7 +14,7 @@ from stride_cli.models.language.causal_lm import CausalLM
 
 ARCHITECTURES = [
     *("Llama", "Qwen2", "Olmo2", "GPT2", "GPTNeoX", "NanoChat"),
-    *("Mistral", "Gemma2", "Gemma3", "Granite", "Cohere", "OPT", "Falcon"),
+    *("Mistral", "Gemma2", "Gemma3", "Gemma4", "Granite", "Cohere", "OPT", "Falcon"),
 ]
 EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3"]
 Maker = Callable[..., Any]
