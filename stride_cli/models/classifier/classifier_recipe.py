@@ -191,14 +191,9 @@ def software_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainingPath:
-    """Training time and checkpoints of a classifier.
-
-    Attributes
-    ----------
-    time : Σ of learning rates, see `ClassifierRecipe.training_time`
-    checkpoints : path and share of the time that each stands for, that since the one before; what is left is
-        the finished model's
-    """
+    """Training time of a classifier, Σ of learning rates (`ClassifierRecipe.training_time`), and checkpoints:
+    path and share of the time that each stands for, that since the one before. What is left is the finished
+    model's."""
 
     time: float
     checkpoints: tuple[tuple[str, float], ...]

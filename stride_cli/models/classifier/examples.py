@@ -25,15 +25,8 @@ _MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what.
-
-    Attributes
-    ----------
-    label : str, optional          the column of the labels; an .npz has its labels in an array of its own
-    id : str, optional             the column (or array) of the ids; else rows are called by their numbers
-    drop : tuple of str            columns that are not read
-    features : tuple of str        the columns that are inputs, in order; empty: all others
-    """
+    """Columns of a table: of labels (an .npz has them in an array of its own), of ids (else rows are called
+    by their numbers), those that are not read, and those that are inputs, in order (empty: all others)."""
 
     label: str | None = None
     id: str | None = None
@@ -43,16 +36,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Examples:
-    """N examples of one file.
-
-    Attributes
-    ----------
-    path : str
-    inputs : (N, …) numbers        as in the file: pixels stay integers
-    labels : list of str, optional names of the classes; integers are written without a point
-    ids : list of str              unique
-    columns : Columns              with the features that were read
-    """
+    """N examples of one file: inputs (N, …) as in the file, so that pixels stay integers; names of their
+    classes, integers without a point; unique ids; and the columns, with the features that were read."""
 
     path: str
     inputs: np.ndarray

@@ -96,6 +96,7 @@ class CausalLM:
     ) -> None:
         self.model = model
         self.spec = spec or ModelSpec()
+        self.path = self.spec.place
         self._tokenizer = tokenizer
         self._lock = threading.RLock()
         self._calls: OrderedDict[int, list[BlockCall]] = OrderedDict()
@@ -121,10 +122,6 @@ class CausalLM:
         if self._tokenizer is None:
             raise ModelError("this model has no tokenizer", fix="pass one to CausalLM(model, tokenizer)")
         return self._tokenizer
-
-    @property
-    def path(self) -> str | None:
-        return self.spec.place
 
     @property
     def n_parameters(self) -> int:
