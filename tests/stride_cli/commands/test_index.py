@@ -136,33 +136,6 @@ def test_append(here: Path, run: Callable[..., Outcome]) -> None:
     assert first == second
 
 
-def test_plan(here: Path, run: Callable[..., Outcome]) -> None:
-    (plan,) = run("index plan --chunks 11400000").records
-    assert (plan["n_subsets"], plan["degree"], plan["n_tokens"]) == (1000, 10, None)
-    assert 0.013 < plan["coverage_sgd"] < 0.015 and plan["coverage_closed"] == 1.0
-    (plan,) = run("index plan --chunks 11400000 --subsets 1000 --degree 10").records
-    # the paper's own setting: nobody shares nine subsets, but every chunk has some beyond the expander bound
-    assert plan["expected_neighbours"] < 1e-9 and 1 < plan["expected_overlapping"] < 100
-    before = names(here)
-    (plan,) = run("index plan corpus.jsonl --model model").records
-    assert names(here) == before
-    (built,) = run("index build corpus.jsonl --model model").records
-    assert (plan["n_chunks"], plan["n_tokens"]) == (built["chunks"], built["tokens"])
-    files = contents(here / "run.stride")
-    arrays = sum(len(data) for name, data in files.items() if not name.endswith(".json"))
-    assert plan["total_bytes"] == arrays
-    (more,) = run("index plan corpus.jsonl --model model --checkpoints 2").records
-    assert more["gate_bytes"] == 3 * plan["gate_bytes"] and more["total_bytes"] == plan["total_bytes"]
-    for wrong in (
-        "index plan",
-        "index plan --chunks 5 --checkpoints -1",
-        "index plan corpus.jsonl",
-        "index plan corpus.jsonl --chunks 5",
-    ):
-        result = run(wrong)
-        assert result.code == 2 and "fix:" in result.err and result.out == ""
-
-
 GOOD = b'{"id": "good", "text": "Water boils at one hundred degrees"}\n'
 
 

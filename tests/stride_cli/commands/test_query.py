@@ -125,31 +125,6 @@ def test_span_scores_only_its_part(run, workspace: Path) -> None:
     assert missing.code == 2 and "is not in the response" in missing.err
 
 
-@pytest.mark.parametrize(
-    ("line", "stdin", "message"),
-    [
-        ('query "  "', "", "the prompt is empty"),
-        ("query", "", "give a prompt"),
-        ("query -", "", "stdin holds no prompt"),
-        ("query -", '{"prompt": 3}', "stdin:1: 'prompt' is a number"),
-        ("query -", '{"prompt": "a", "span": "Ω"}', "stdin:1: the span 'Ω' is not in"),
-        ("query -", "one word after another " * 400, "context"),
-        ("query --file nothing.jsonl", "", "there is no file"),
-        (f"query {PROMPT} --model none", "", "none"),
-        (f'query {PROMPT} --response " "', "", "the response is empty"),
-        (f"query {PROMPT} --workers 2", "", "share out the prompts of a file"),
-        ("train", "", "has operators already"),
-        ("train --overwrite --space sideways", "", "unknown operator space 'sideways'"),
-        ("train --overwrite --layer 40", "", "layer 40 is not in the model"),
-    ],
-)
-def test_bad_input_is_named_with_a_remedy(run, workspace: Path, line: str, stdin: str, message: str) -> None:
-    result = run(f"{line} --index {workspace}/run.stride", stdin=stdin)
-    assert result.code == 2, result.err
-    assert message in result.err and "fix: " in result.err
-    assert result.out == ""
-
-
 def changed(workspace: Path, out: Path, name: str, number: float) -> Path:
     """The model with one number of the first of its weights that is called so."""
     from safetensors.torch import load_file, save_file

@@ -12,7 +12,7 @@ from stride_cli.corpus.plan import (
     expected_neighbours,
     expected_overlapping,
 )
-from stride_cli.errors import CorpusError, StrideError, UsageError
+from stride_cli.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -29,25 +29,6 @@ def test_what_is_given_is_taken_and_the_default_capped_by_the_gates() -> None:
     assert choose_design(100, DesignOptions(n_subsets=7)) == (7, 3)
     assert default_subsets(10**7, gate_dimension=1 << 16) == (8 << 30) // (4 << 16)
     assert default_subsets(10**7, gate_dimension=1 << 30) == 1000
-
-
-@pytest.mark.parametrize(
-    ("n_chunks", "subsets", "degree", "kind", "message"),
-    [
-        (100, 5, 10, UsageError, "--subsets is 5, expected at least the degree 10"),
-        (10**6, 65_536, None, UsageError, r"--subsets is 65536 \(expected 1 to 65,535\)"),
-        (100, 101, None, CorpusError, "--subsets is 101, .*the corpus has 100"),
-        (100, None, 101, UsageError, "--degree is 101, expected at most half of the 100 subsets, 50"),
-        (100, 15, 10, UsageError, "--degree is 10, expected at most half of the 15 subsets, 7"),
-        (0, None, None, CorpusError, "no chunk"),
-    ],
-)
-def test_designs_that_cannot_be(
-    n_chunks: int, subsets: int | None, degree: int | None, kind: type[StrideError], message: str
-) -> None:
-    with pytest.raises(kind, match=message) as error:
-        choose_design(n_chunks, DesignOptions(n_subsets=subsets, degree=degree))
-    assert error.value.fix and error.value.exit_code == 2
 
 
 def test_neighbours_against_all_pairs_of_sets() -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from stride_cli.data.queries import form_of
 from stride_cli.data.query_files import as_query, read_queries
-from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import QueryError, UsageError
-from stride_cli.research.evaluation.bench import Bench
+from stride_cli.errors import QueryError
 
 PAIR = {"prompt": "The French Revolution began in", "response": "1789"}
 
@@ -73,13 +71,6 @@ def test_a_model_without_a_template_is_asked_on_lines_where_the_corpus_has_pairs
         as_query(task.model, "The French Revolution", response="1789", form=form_of(none, True))
     with pytest.raises(QueryError, match="template"):
         read_queries(none, written(tmp_path, PAIR), chat=True)
-
-
-def test_how_prompts_are_put_is_refused_where_none_are_read() -> None:
-    where = WorkspacePath(Path("run.stride"))
-    with pytest.raises(UsageError, match="--chat") as caught:
-        Bench(where, chat=False)
-    assert "--queries" in str(caught.value.fix)
 
 
 def test_texts_and_long_pairs(task_and_queries: Any, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from index_format.reader import Index
 from stride_cli import api
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import BEFORE, packed, unpacked
-from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
@@ -103,15 +102,3 @@ def test_without_it_tokens_count_as_if_nothing_had_been_known(
     fit(last, residuals="final")
     attributes = Index.open(last).group_attributes("operators")
     assert attributes["averaged"] is False and not Index.open(last).has(BEFORE)
-
-
-def test_a_base_that_is_none_is_refused(own: Path, tmp_path: Path) -> None:
-    index = own / "run.stride"
-    with pytest.raises(ModelError, match="there is no model"):
-        fit(index, base=str(tmp_path / "nothing"))
-    tokenizer = json.loads((own / "base/tokenizer.json").read_text())
-    first, second, *_ = tokenizer["model"]["merges"]
-    tokenizer["model"]["merges"][:2] = [second, first]
-    (own / "base/tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UsageError, match="tokenizer"):
-        fit(index, base=str(own / "base"))

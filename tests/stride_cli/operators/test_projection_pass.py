@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_format.errors import IndexExists, IndexMismatch
+from index_format.errors import IndexExists
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api, parallel
 from stride_cli.attribution.estimates import Estimates
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.query_set import QuerySet
-from stride_cli.errors import UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.spec import ModelSpec
@@ -151,30 +150,6 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
         )
         assert len(np.concatenate(read)) == 2 * (n_chunks - before if size == BYTES else n_chunks)
     assert_same_fit(apart / "operators", copied / "operators")
-
-
-def test_what_it_cannot_do_is_refused(
-    trained: Path, other: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for options, message in (
-        ({"rank": 4}, "ranks"),
-        ({"space": "logit"}, "spaces"),
-        ({"damping": 0.5}, "damping"),
-        ({"checkpoints": [trained / "model"]}, "other checkpoints"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            project(copied, **options)
-    assert project(copied, **QUICK)["project"] == BYTES  # the options that they were fitted with
-    with pytest.raises(IndexExists, match="operators already"):
-        api.train(copied, api.ClosedOptions(), model=ModelSpec(device="cpu"))
-    stochastic = Path(shutil.copytree(trained / "run.stride", tmp_path / "sgd.stride"))
-    api.train(stochastic, api.SgdOptions(steps=2), model=ModelSpec(device="cpu", dtype="fp32"))
-    with pytest.raises(UsageError, match="fit sgd"):
-        project(stochastic)
-    strange = api.open_model(Index.open(copied), ModelSpec(device="cpu", dtype="fp32"))
-    monkeypatch.setattr(type(strange), "fingerprint", property(lambda model: "of another"))
-    with pytest.raises(IndexMismatch, match="another model"):
-        api.train(copied, api.ClosedOptions(project=128), model=strange)
 
 
 KILLED = "train --project 64 --save-seconds 0 --device cpu --dtype fp32 --index"

@@ -130,23 +130,6 @@ def test_random_documents_have_as_many_tokens() -> None:
     assert len(draws[0] & draws[1]) < len(chosen)
 
 
-@pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        ([], "one or more"),
-        ([1, 1], "each given once"),
-        (list(range(30)), "takes more than 60; the index has 60"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    documents: list[int], message: str, owners: np.ndarray, tmp_path: Path
-) -> None:
-    trainer = NoisyTrainer(np.zeros(N))
-    with pytest.raises(UsageError, match=message):
-        check(trainer, owners, tmp_path, documents)
-    assert trainer.trained == 0
-
-
 class ComparingTrainer(NoisyTrainer):
     """Two queries a job: what was said, and what it is compared with, which no chunk moves."""
 

@@ -20,26 +20,6 @@ def test_answers_come_back_as_they_were_saved(record, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", "a:.* holds no answer|a holds no answer"),
-        ("{", "a:1 is no JSON"),
-        ("[" * 100_000 + "]" * 100_000, "a:1 is no JSON: it is nested too deeply"),
-        ('{"schema": ' + "9" * 5000 + "}", "a:1 is no JSON: .*4300 digits"),
-        ('{"schema": "stride.bad_input/1"}', "a holds no answer"),
-        ('{"schema": "\udcff"}', "a:1 is not UTF-8"),
-        ("[1, 2]", "a:1 is no record of stride"),
-        ('{"prompt": "x"}', "a:1 is no record of stride"),
-        ('{"schema": "stride.train/1"}', "a:1 is a stride.train/1 record"),
-        ('{"schema": "stride.answer/1"}', "prompt is missing"),
-    ],
-)
-def test_what_is_no_answer_is_named(line: str, message: str) -> None:
-    with pytest.raises(QueryError, match=message):
-        parse_answers([line], "a")
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"prompt": 3}, "prompt is 3"),

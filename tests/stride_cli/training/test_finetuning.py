@@ -23,10 +23,9 @@ from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.models.spec import ModelSpec
-from stride_cli.training import language_loop as training
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 from stride_cli.training.initial_model import base_model, initial_model
-from stride_cli.training.language_loop import mean_loss, train
+from stride_cli.training.language_loop import mean_loss
 from stride_cli.training.runs import cut, read_corpus
 
 QUICK = FinetuneOptions(epochs=30, lr=0.01, dtype="fp32", device="cpu", batch_tokens=256)
@@ -78,49 +77,6 @@ def test_a_quantised_model_becomes_a_plain_one(tmp_path: Path, answers: str, qua
     assert mean_loss(tuned.model, chunks, trained.recipe) < 0.5 * mean_loss(base, chunks, trained.recipe)
     (kept,) = (tmp_path / "tuned" / "checkpoints").iterdir()
     assert load_model(ModelSpec(kept, device="cpu")).n_parameters == tuned.n_parameters
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_the_recipe_repeats_the_training(tmp_path: Path, answers: str, saved_model: Path, rank: int) -> None:
-    options = dataclasses.replace(QUICK, lora_rank=rank, epochs=2, checkpoints=1)
-    finetune_model([answers], saved_model, tmp_path / "tuned", options)
-    recipe = read_recipe(tmp_path / "tuned")
-    assert recipe is not None
-    tuned = load_model(ModelSpec(tmp_path / "tuned", device="cpu"))
-    chunks, _ = cut(read_corpus([answers], ReadOptions()), tuned.tokenizer, block_size=recipe.block_size)
-    again = initial_model(recipe)
-    train(again, chunks, recipe)
-    weights = merged_weights(again) or again.state_dict()
-    for name, value in tuned.model.state_dict().items():
-        assert torch.equal(weights[name], value)
-    (checkpoint,) = (tmp_path / "tuned" / "checkpoints").iterdir()
-    assert load_model(checkpoint).fingerprint not in (tuned.fingerprint, model_fingerprint(saved_model))
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_resumed_after_an_interruption(
-    tmp_path: Path, answers: str, saved_model: Path, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = dataclasses.replace(QUICK, lora_rank=rank, epochs=5)
-    finetune_model([answers], saved_model, tmp_path / "whole", options)
-    original = training._apply
-    calls = 0
-
-    def interrupt(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        original(*args)
-
-    monkeypatch.setattr(training, "_apply", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        finetune_model([answers], saved_model, tmp_path / "cut", options, save_seconds=0)
-    monkeypatch.setattr(training, "_apply", original)
-    finetune_model([answers], saved_model, tmp_path / "cut", options)
-    for file in (tmp_path / "whole").iterdir():
-        assert (tmp_path / "cut" / file.name).read_bytes() == file.read_bytes(), file.name
-    assert model_fingerprint(tmp_path / "cut") == model_fingerprint(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX", "NanoChat", "Mixtral"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
-from stride_cli.models.spec import ModelSpec
+from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, OutcomeStore, job_key
 from stride_cli.training.language_loop import train
@@ -145,17 +142,3 @@ def test_kept_weights_answer_new_queries(task_and_queries, tmp_path, monkeypatch
     files[0].write_bytes(bytes(content))
     again = retrain(trainer, jobs, store=tmp_path / "d", workers=1)
     assert [o.losses.tobytes() for o in again] == [o.losses.tobytes() for o in expected]
-
-
-def test_a_model_without_recipe(task_and_queries, trained, tmp_path):
-    task, queries = task_and_queries
-    shutil.copytree(trained / "model", tmp_path / "bare")
-    (tmp_path / "bare" / FILE_NAME).unlink()
-    task.model.spec = ModelSpec(tmp_path / "bare")
-    with pytest.raises(ModelError, match="has no recipe") as caught:
-        open_trainer(task, queries)
-    assert "--command" in caught.value.fix
-    given = open_trainer(task, queries, recipe=trained / "model" / FILE_NAME)
-    assert given.n_chunks == task.n_chunks
-    with pytest.raises(ModelError, match="no recipe to read"):
-        open_trainer(task, queries, recipe=tmp_path / "nowhere.json")

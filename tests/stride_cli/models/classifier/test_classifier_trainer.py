@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from index_format.reader import Index
-from stride_cli import api
 from stride_cli.data.example_queries import read_examples
 from stride_cli.data.workspace import Workspace
 from stride_cli.models.classifier.classifier_recipe import read_classifier_recipe
 from stride_cli.models.classifier.networks import build_network
 from stride_cli.research.training.classifier_trainer import open_classifier_trainer
-from stride_cli.research.training.options import TruthOptions
-from stride_cli.research.training.truth import Truth, build_truth
 from stride_cli.training.classifier_loop import train_network
 from stride_cli.training.jobs import Job
 
@@ -59,22 +53,3 @@ def test_the_whole_mask_and_the_recipes_seed_give_the_model_itself(task: Workspa
     ids = torch.from_numpy(np.stack(queries.ids))
     own = torch.nn.functional.cross_entropy(model.predict(ids).double(), ids[:, 1], reduction="none")
     np.testing.assert_allclose(outcome.losses, own.numpy(), rtol=5e-3, atol=1e-5)
-
-
-def test_truth_is_built_kept_and_found_again(task: Workspace, digits_index: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run.stride"
-    shutil.copytree(digits_index, copy)
-    index = Index.open(copy)
-    model: Any = api.open_model(index)
-    own = Workspace.open(index, model)
-    truth = build_truth(
-        own, read_examples(model, "held-out"), TruthOptions(n_subsets=3, n_seeds=2, alpha=0.5, workers=1)
-    )
-    assert truth.losses.shape == (3, 2, 60) and truth.margins is not None and truth.trained == 6
-    # a new process has a new table: held-out rows keep their numbers in it
-    index = Index.open(copy)
-    again = Truth.from_index(index)
-    fresh: Any = api.open_model(index)
-    rows = again.queries.batch(np.arange(60))
-    losses = torch.nn.functional.cross_entropy(fresh.predict(rows.ids), rows.ids[:, 1], reduction="none")
-    np.testing.assert_allclose(truth.base_losses, losses.numpy(), rtol=1e-4, atol=1e-6)

@@ -17,7 +17,7 @@ from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api
 from stride_cli.data.example_queries import register
-from stride_cli.errors import CorpusError, ModelError, UsageError
+from stride_cli.errors import CorpusError, ModelError
 from stride_cli.models.classifier.directory import find_row, load_classifier
 from stride_cli.models.classifier.examples import Columns, read_examples
 from stride_cli.models.loading import load_model, model_fingerprint
@@ -64,23 +64,6 @@ def test_a_table_is_indexed_by_its_ids(table_file: Path, tmp_path: Path) -> None
     inputs = model.inputs(torch.tensor([[row, 0] for row in range(100)]))  # type: ignore[attr-defined]
     assert inputs.mean(0).abs().max() < 1e-5 and (inputs.std(0, unbiased=False) - 1).abs().max() < 1e-5
     assert find_row(model, "p7") == 7 and find_row(model, 7) == 7  # type: ignore[arg-type]
-
-
-def test_given_weights_are_used_as_they_are(digits_file: Path, tmp_path: Path) -> None:
-    from stride_cli.models.classifier.networks import build_network, choose_network
-
-    network = build_network(choose_network("mlp", width=8), (8, 8), 10, seed=9)
-    torch.save(network.state_dict(), tmp_path / "weights.pt")
-    options = ClassifierOptions(width=8, weights=str(tmp_path / "weights.pt"), epochs=0)
-    train_classifier(digits_file, tmp_path / "model", options)
-    loaded = load_classifier(tmp_path / "model")
-    torch.testing.assert_close(loaded.model.state_dict(), network.state_dict(), rtol=0, atol=0)
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(width=9, weights=options.weights))
-    with pytest.raises(ModelError, match="no weights"):
-        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(weights="absent.pt"))
-    with pytest.raises(UsageError, match="0 epochs"):
-        train_classifier(digits_file, tmp_path / "other", ClassifierOptions(epochs=0))
 
 
 def test_other_data_or_another_model_is_refused(

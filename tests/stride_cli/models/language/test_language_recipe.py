@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
-import pytest
-
-from stride_cli.errors import ModelError
 from stride_cli.models.language.language_recipe import (
     FILE_NAME,
     Architecture,
@@ -48,21 +44,3 @@ def test_round_trip(tmp_path: Path) -> None:
     late = dataclasses.replace(RECIPE, late=LateStarts(0.5, [3, 14], 0))
     (tmp_path / FILE_NAME).write_text(late.to_json())
     assert read_recipe(tmp_path) == late
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "{}",
-        json.dumps({"recipe_version": 1}),
-        json.dumps({**json.loads(RECIPE.to_json()), "recipe_version": 2}),
-        json.dumps({**json.loads(RECIPE.to_json()), "unknown": 1}),
-        json.dumps({**json.loads(RECIPE.to_json()), "late": {"share": 0.5}}),
-    ],
-)
-def test_what_is_no_recipe(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(ModelError, match="recipe"):
-        read_recipe(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stride_cli.data.batches import pad_batch
-from stride_cli.errors import MissingExtraError, ModelError
+from stride_cli.errors import ModelError
 from stride_cli.models.language import checkpoint, streaming
 from stride_cli.models.language.causal_lm import CausalLM
-from stride_cli.models.language.files import Source, find_checkpoint
+from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.linear_layers import layer_widths
 from stride_cli.models.loading import Opener, load_model
 from stride_cli.models.spec import ModelSpec
@@ -246,19 +245,6 @@ def test_the_choice_reaches_whoever_loads_the_model(saved_llama: Path) -> None:
     spec = ModelSpec(saved_llama, device="cpu", stream=True)
     beside: Any = Opener.like(load_model(spec)).load(str(saved_llama))
     assert next(beside.blocks.parameters()).is_meta
-
-
-def test_what_cannot_be_streamed_says_so(
-    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = tmp_path / "few"
-    few.mkdir()
-    (few / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
-    with pytest.raises(ModelError, match="quantised"):
-        streaming.is_streamed(Source(str(few), few), torch.float32, CPU, True)
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(MissingExtraError, match="accelerate"):
-        load_model(ModelSpec(saved_llama, device="cpu", stream=True))
 
 
 @pytest.mark.slow

@@ -186,23 +186,16 @@ def test_removal_and_its_resumption(run, measured: Path) -> None:
         ("lds --index {w}/bare.stride", "truth", "stride evaluate truth --index {w}/bare.stride"),
         ("lds --index {w}/run.stride --alpha 0.7", "none of 0.7", "stride evaluate truth"),
         ("lds --index {w}/run.stride --methods tfidf,nosuch", "no attribution method 'nosuch'", "tfidf"),
-        ("lds --index {w}/run.stride --methods tfidf,tfidf", "given twice", "once"),
-        ("lds --index {w}/run.stride --methods ,", "no method", "--methods"),
         ("lds --index {w}/run.stride --response margin", "losses only", "--response loss"),
         (
             "lds --index {w}/run.stride --queries {w}/others.jsonl",
             "query 'stranger'",
             "stride evaluate truth",
         ),
-        ("lds --index {w}/run.stride --queries {w}/none.jsonl", "there is no file", "path"),
         ("compare --index {w}/run.stride --html {w}/no/page.html", "there is no directory", "--html"),
         ("distribution --index {w}/bare.stride", "no queries are given", "--queries"),
         ("tail-patch --index {w}/run.stride --top 41", "k is 41, and there are 40 chunks", "1 to 40"),
-        ("tail-patch --index {w}/run.stride --top many", "--top is 'many'", "--top 10,50"),
-        ("tail-patch --index {w}/run.stride --top 2 --lr 0", "--lr is 0.0", "--lr"),
         ("removal --index {w}/run.stride --method chance --top 40", "leaves nothing", "1 to 39"),
-        ("loo --index {w}/run.stride --chunks 2", "--chunks is 2", "--chunks"),
-        ("lds --index {w}/none.stride", "none.stride", ""),
     ],
 )
 def test_bad_input_is_named_with_a_remedy(run, measured: Path, line: str, message: str, fix: str) -> None:

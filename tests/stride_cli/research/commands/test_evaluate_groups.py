@@ -105,24 +105,3 @@ def test_groups_are_retrained_without_what_is_named(
     assert all(
         record["odds"]["mean"] is None and record["loss"]["mean"] is not None for record in result.records
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "given", "message"),
-    [
-        ({"group": None}, "", "'group' is None"),
-        ({"instead": ""}, "", "'instead' is ''"),
-        ({"causes": ["nobody"]}, "", "which is no document"),
-        ({}, "--top many", "--top is 'many'"),
-        ({}, "--top 40", "leaves nothing"),
-        ({}, "--methods tfidf:asked=word", "asked is 'word'"),
-        ({"response": "same words", "instead": "same words"}, "", "in which the response and what it is"),
-    ],
-)
-def test_bad_input(
-    run, trained: Path, asked: list[dict], tmp_path: Path, change: dict, given: str, message: str
-) -> None:
-    queries = write(tmp_path / "groups.jsonl", [*asked[:3], asked[3] | change])
-    line = f"evaluate removal --grouped --index {trained}/run.stride --queries {queries}"
-    result = run(f"{line} --methods tfidf {given}")
-    assert result.code in (2, 3) and message in result.err and "fix: " in result.err and result.out == ""

@@ -11,41 +11,14 @@ import pytest
 
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import WorkspacePath
-from stride_cli.errors import NumericalError, QueryError, StrideError
+from stride_cli.errors import QueryError, StrideError
 from stride_cli.research.evaluation import workers
-from stride_cli.research.evaluation.scoring import match_queries, score_blocks
-
-
-class Blocks:
-    """A method that gives the blocks it was made with."""
-
-    name = "blocks"
-    bytes_per_chunk = 0.0
-
-    def __init__(self, *blocks: np.ndarray) -> None:
-        self.blocks = blocks
-
-    def fit(self, task) -> None:
-        pass
-
-    def score(self, queries):
-        yield from self.blocks
+from stride_cli.research.evaluation.scoring import match_queries
 
 
 def queries(count: int) -> QuerySet:
     ids = [np.array([1, 2, 3 + number]) for number in range(count)]
     return QuerySet(ids, [np.array([0, 1, 1])] * count, [f"q{number}" for number in range(count)])
-
-
-def test_blocks_of_wrong_shape_or_value_are_refused() -> None:
-    good = np.ones((2, 5), np.float32)
-    assert len(list(score_blocks(Blocks(good, good), queries(4), 5))) == 2
-    with pytest.raises(ValueError, match=r"shape \(2, 5\), expected \(q, 6\)"):
-        list(score_blocks(Blocks(good), queries(2), 6))
-    with pytest.raises(ValueError, match="scored 2 queries, expected 3"):
-        list(score_blocks(Blocks(good), queries(3), 5))
-    with pytest.raises(NumericalError, match="not finite"):
-        list(score_blocks(Blocks(good * np.nan), queries(2), 5))
 
 
 def test_queries_are_matched_by_content() -> None:

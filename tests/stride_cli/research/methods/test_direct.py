@@ -152,18 +152,3 @@ def test_projections_or_shared_pairs_choose_what_is_read(task_and_queries, monke
     assert found(score_all(projected, queries)) == pytest.approx(alone)
     monkeypatch.undo()
     assert by_pairs > alone and found(score_all(projected, queries)) > alone
-
-
-def test_of_several_checkpoints_each_query_is_added_at_unit_spread(task_and_queries) -> None:
-    """Over the chunks, query by query: a query that all chunks matter to does not drown the others."""
-    task, queries = task_and_queries
-    found = []
-    for spec in (
-        "direct:shrink=false,residuals=final,normalize=0",
-        f"direct:shrink=false,checkpoints={task.model.path}|{task.model.path}",
-    ):
-        method = open_method(spec)
-        method.fit(task)
-        found.append(score_all(method, queries).astype(np.float64))
-    one, twice = found
-    np.testing.assert_allclose(twice, 2 * one / one.std(axis=1, keepdims=True), rtol=1e-3, atol=1e-3)

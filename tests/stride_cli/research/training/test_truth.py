@@ -104,22 +104,6 @@ def test_extensions_keep_rows_and_train_only_what_is_new(open_task):
     assert whole.losses.tobytes() == both.losses[[0, 1, 3]].tobytes()
 
 
-def test_other_queries_or_recipe_are_refused(open_task):
-    task, queries = open_task()
-    build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, workers=1))
-    with pytest.raises(UsageError, match="5 other queries") as caught:
-        build_truth(task, queries.take([0, 1]), TruthOptions(n_subsets=1, alpha=0.5, workers=1))
-    assert "--overwrite" in caught.value.fix
-    command = f"{sys.executable} train.py --mask {{mask}} --out {{out}}"
-    with pytest.raises(UsageError, match="another recipe or command"):
-        build_truth(task, queries, TruthOptions(n_subsets=1, alpha=0.5, command=command))
-    replaced = build_truth(
-        task, queries.take([0, 1]), TruthOptions(n_subsets=2, alpha=0.5, workers=1, overwrite=True)
-    )
-    assert replaced.losses.shape == (2, 1, 2)
-    assert len(Truth.from_index(Index.open(task.index.path)).queries) == 2
-
-
 def test_from_the_models_own_seed(open_task):
     """All but one chunk, from the model's own weights in its own order, is hardly another model; from
     other seeds it is."""
