@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, chained, listed, merged_digest
-from stride_cli.corpus.forms import Form
+from stride_cli.corpus.forms import Form, unprinted
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
@@ -307,10 +307,12 @@ def _write_corpus(
                 fix="give the same corpus to resume, or start afresh with --overwrite",
             )
     last, wait = time.monotonic(), options.commit_seconds
+    silent: Counter[str] = Counter()
     try:
         for batch, blocks in _with_progress(tokenised(chunker, documents, options), log):
             _append(writer, batch, blocks, store_text=options.store_text)
             progress = progress.after(batch, blocks)
+            silent.update(unprinted(chunker.tokenizer, chunker.form, batch))
             now = time.monotonic()
             if now - last >= wait:
                 writer.commit(asdict(progress))
@@ -323,6 +325,8 @@ def _write_corpus(
                 "is corrected behind them, the same command goes on from there"
             )
         raise
+    for name, count in silent.items():
+        output.note(f"{listed([name])} of {count:,} messages is in no token: the form does not print it")
     return progress
 
 

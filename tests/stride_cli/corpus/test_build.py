@@ -355,6 +355,19 @@ def test_a_corpus_that_differs_is_told_by_its_documents(
     assert told == f"1 changed ('{records[0]['id']}'), 3 gone ({last}, …), 1 new ('more')"
 
 
+def test_fields_of_messages_that_no_token_has_are_named(
+    tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], capsys: pytest.CaptureFixture
+) -> None:
+    turns = [
+        {"role": "user", "content": "Paris", "mood": "x", "weight": 0},
+        {"role": "assistant", "content": "is"},
+    ]
+    small_index(
+        [write_jsonl([{"id": str(n), "messages": turns} for n in range(9)])], tokenizer, tmp_path / "x"
+    )
+    assert "'mood' of 9 messages is in no token" in capsys.readouterr().err
+
+
 def test_the_form_is_recorded_and_later_documents_have_it(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
