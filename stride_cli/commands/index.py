@@ -241,11 +241,7 @@ def verify(index: _Index = None, json: Json = False) -> None:
     """
     path = find_index(index)
     problems = _verified(path)
-    record: IndexVerifyRecord = {
-        "schema": "stride.index_verify/1",
-        "index": str(path),
-        "whole": not problems,
-    }
+    record: IndexVerifyRecord = {"schema": "stride.index_verify/1", "index": str(path), "whole": not problems}
     as_json = output.wants_json(json)
     if not problems:
         from index_format.layout import STAGE_GROUPS

@@ -101,8 +101,7 @@ def query(
     out = AnswerOutput(written, json)
     if bad_input.on_bad == "record" and out.format == "csv":
         raise UsageError(
-            "--on-bad record writes JSON, and the format is csv",
-            fix="give --on-bad skip, or --format jsonl",
+            "--on-bad record writes JSON, and the format is csv", fix="give --on-bad skip, or --format jsonl"
         )
     bad = BadInput(bad_input.on_bad, as_json=out.as_json)
     given = asdict(question)

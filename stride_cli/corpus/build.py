@@ -232,9 +232,7 @@ def append_to_index(
     corpus = attributes["fingerprints"]["corpus"]
     seed, k, d = index.seed, index.n_subsets, index.degree
     start = _Progress(
-        documents=index.n_documents,
-        digest=corpus,
-        **{name: counts.get(name, 0) for name in _COUNTED},
+        documents=index.n_documents, digest=corpus, **{name: counts.get(name, 0) for name in _COUNTED}
     )
     first = 0 if grown else index.n_documents
     sources = [pinned(source) for source in sources]

@@ -11,7 +11,7 @@ import numpy as np
 
 from stride_cli import output
 from stride_cli.corpus.documents import Document
-from stride_cli.corpus.forms import Form, Span, is_scored, render, render_prompt
+from stride_cli.corpus.forms import Form, Span, is_scored, render, render_prompt, shared_prefix
 from stride_cli.errors import CorpusError
 
 
@@ -138,38 +138,29 @@ class DocumentTokenizer:
         else:
             batch = self._tokenised(texts)
             ids = batch["input_ids"]
-        # 3. the scored tokens of each, and its BOS
+        # 3. the scored tokens of each, and its BOS; a trainer's tokens stay as they are
         encoded = []
         for number, (document, (text, spans)) in enumerate(zip(documents, rendered, strict=True)):
-            if document.tokens is not None:  # as a trainer had them
-                tokens, scored = (
-                    np.array(document.tokens[0], np.int32),
-                    np.zeros(len(document.tokens[0]), bool),
-                )
-                for first, end in document.tokens[1]:
-                    scored[max(1, first) : end] = True
-                encoded.append(Encoded(tokens, scored))
-                continue
-            tokens = np.fromiter(ids[number], np.int32, len(ids[number]))
-            scored = np.ones(len(tokens), bool)
-            if spans is not None:
+            listed, ranges = document.tokens or (ids[number], spans)
+            tokens = np.fromiter(listed, np.int32, len(listed))
+            scored = np.full(len(tokens), ranges is None)
+            if document.tokens is None and spans is not None:
                 ranges = [self._token_range(batch, number, tokens, text, span) for span in spans]
-                scored[:] = False
-                for first, end in ranges:
-                    scored[first:end] = True
-                last = max((end for _, end in ranges), default=0)
+            for first, end in ranges or ():
+                scored[first:end] = True
+            if document.tokens is None:
+                last = max((end for _, end in ranges or ()), default=0)
                 if last and (document.messages is None or is_scored(document.messages[-1])):
                     # the template's text after the last answer is neither scored nor read by scored tokens
                     tokens, scored = tokens[:last], scored[:last]
-            if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
-                tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
-                scored = np.concatenate([np.zeros(1, bool), scored])
+                if self.bos is not None and not (len(tokens) and tokens[0] == self.bos):
+                    tokens = np.concatenate([np.array([self.bos], np.int32), tokens])
+                    scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
             if self.vocabulary is not None and len(tokens) and tokens.max() >= self.vocabulary:
-                added = self.tokenizer.decode([int(tokens.max())])
                 raise CorpusError(
-                    f"{document.source}:{document.line}: document '{document.id}' has the token {added!r}, "
-                    "for which the model has no row",
+                    f"{document.source}:{document.line}: document '{document.id}' has the token "
+                    f"{self.tokenizer.decode([int(tokens.max())])!r}, for which the model has no row",
                     fix="take it out of the text: the tokenizer got it after the model was trained",
                 )
             encoded.append(Encoded(tokens, scored))
@@ -184,7 +175,7 @@ class DocumentTokenizer:
         if document.tokens is not None:
             return "", None
         try:
-            return render(document, self.form, self.tokenizer, ends=ends)
+            return render(document, self.form, self.tokenizer, ends)
         except CorpusError as error:
             if not self.skip:
                 raise
@@ -243,7 +234,7 @@ class DocumentTokenizer:
         if not hasattr(batch, "char_to_token") or not getattr(batch, "is_fast", True):
             # a tokenizer that tells no places: the tokens before an answer are those of the text before it
             parts = self._tokenised([text[:begin], text[:stop]])["input_ids"]
-            start, stopped = (_shared(part, tokens) for part in parts)
+            start, stopped = (shared_prefix(part, tokens) for part in parts)
             return start, len(tokens) if stop == len(text) else stopped
         place_of = (batch.char_to_token(number, position) for position in range(begin, stop))
         # some tokenizers give no token to white space
@@ -257,12 +248,6 @@ class DocumentTokenizer:
         while end < len(tokens) and (place := batch.token_to_chars(number, end)) and place.start < stop:
             end += 1
         return first, end
-
-
-def _shared(one: Sequence[int], other: Sequence[int] | np.ndarray) -> int:
-    """Count the tokens that two sequences begin with."""
-    both = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
 
 def _plain_backend(tokenizer: Any) -> Any:

@@ -334,8 +334,7 @@ class DocumentParser:
                     raise bad(where, "text", f"null in the field '{name}'")
             fix = "name the field of the text with --field text=NAME (or prompt=, response=, messages=)"
             raise bad(where, ", or ".join(form for form, _ in forms), f"the fields {listed(available)}", fix)
-        trained = record.get("trained_on")
-        tokens = {"tokens": (trained["input_ids"], trained["scored"])} if isinstance(trained, dict) else {}
+        tokens = _trained_on(record.get("trained_on"), where)
         if text is not None:
             return tokens | {"text": _filled(text, where, f"the field '{names.text}'")}
         if messages is not None:
@@ -362,6 +361,22 @@ def meant_by(key: str, names: tuple[str, ...]) -> str | None:
     if (other := _ALIASES.get(key.lower())) in names:
         return other
     return next(iter(difflib.get_close_matches(key.lower(), names, 1, 0.7)), None)
+
+
+def _trained_on(found: Any, where: str) -> dict[str, Any]:
+    """Read the tokens that a trainer had, as `StrideCallback` writes them."""
+    if found is None:
+        return {}
+    ids, spans = (found.get(name) if isinstance(found, dict) else None for name in ("input_ids", "scored"))
+    whole = isinstance(ids, list) and all(isinstance(each, int) and 0 <= each < 1 << 31 for each in ids)
+    if not whole or not isinstance(spans, list) or not all(_is_span(span, len(ids or ())) for span in spans):
+        raise bad(where, "'trained_on' to have token ids and what of them is scored", type_name(found))
+    return {"tokens": (ids, spans)}
+
+
+def _is_span(found: Any, length: int) -> bool:
+    pair = isinstance(found, list) and len(found) == 2 and all(isinstance(each, int) for each in found)
+    return pair and 0 <= found[0] <= found[1] <= length
 
 
 def _template_options(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:

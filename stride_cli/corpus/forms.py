@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any, Literal
 
 from stride_cli.characters import UNSPACED
@@ -48,8 +49,7 @@ class Form:
     def choose(cls, tokenizer: Any, name: str | None = None) -> Form:
         """Choose the form of a corpus: `name`, else chat where there is a template, else line by line.
 
-        Raises:
-            UsageError: "chat", and the tokenizer has no template.
+        UsageError where it is to be "chat", and the tokenizer has no template.
         """
         template = template_of(tokenizer)
         if name == "chat" and not template:
@@ -137,15 +137,14 @@ def unprinted(tokenizer: Any, form: Form, documents: Iterable[Document]) -> list
 
 
 def render(
-    document: Document, form: Form, tokenizer: Any, *, ends: bool = True
+    document: Document, form: Form, tokenizer: Any, ends: bool = True
 ) -> tuple[str, list[Span] | None]:
     """Return the text to tokenise, and the characters of its answers; None when all of it is scored.
 
+    CorpusError where the template refuses the document, or rewrites its answers.
+
     Args:
         ends: With an answer goes the token that the template ends it with: stopping is a part of it.
-
-    Raises:
-        CorpusError: The template refuses the document, or rewrites its answers.
     """
     if document.text is not None:
         return document.text, None
@@ -166,7 +165,7 @@ def render(
 def render_prompt(document: Document, form: Form, tokenizer: Any) -> str:
     """Return the text after which the model is to answer."""
     if form.name == "chat":
-        return _apply(messages_of(document), document, form, tokenizer, add_generation_prompt=True)
+        return _apply(document, form, tokenizer, messages_of(document), add_generation_prompt=True)
     return render(document, replace(form, name="text"), tokenizer)[0] + (form.between or "")
 
 
@@ -174,38 +173,49 @@ def _templated(
     messages: list[dict[str, Any]], document: Document, form: Form, tokenizer: Any, ends: bool
 ) -> tuple[str, list[Span]]:
     """Render messages by the template, and find the answers in what it wrote."""
-    text = _apply(messages, document, form, tokenizer)
+    apply = partial(_apply, document, form, tokenizer)
+    text = apply(messages)
     wanted = [number for number, message in enumerate(messages) if is_scored(message)]
     # 1. the template says itself what the assistant wrote
     template = template_of(tokenizer, form)
     if ends and _GENERATION.search(template):
-        marks = _generated(messages, document, template, tokenizer)
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        options = {**tokenizer.special_tokens_map, **(document.template or {}), "chat_template": template}
+        _, (marks,) = render_jinja_template([messages], return_assistant_tokens_mask=True, **options)
         answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) == len(answers):
-            return text, [mark for number, mark in zip(answers, marks, strict=True) if number in wanted]
+            return text, [(a, b) for n, (a, b) in zip(answers, marks, strict=True) if n in wanted]
     # 2. a mark behind each content shows where the template put it, white space around it or not
     spans: dict[int, Span | None] = {}
     simple = [n for n in wanted if messages[n].keys() <= _PLAIN_KEYS and messages[n].get("content")]
     contents = {n: messages[n]["content"] for n in simple if isinstance(messages[n]["content"], str)}
     for cores in (contents, {n: content.rstrip() for n, content in contents.items()}):
-        marked = [
-            {**each, "content": cores[n] + _MARK} if n in cores else each for n, each in enumerate(messages)
-        ]
-        pieces = _apply(marked, document, form, tokenizer).split(_MARK) if cores else []
+        marked = [{**m, "content": cores[n] + _MARK} if n in cores else m for n, m in enumerate(messages)]
+        pieces = apply(marked).split(_MARK) if cores else []
         if "".join(pieces) == text and len(pieces) == len(cores) + 1:
-            place = 0
-            for (number, core), piece in zip(cores.items(), pieces, strict=False):
-                begin, place = place, place + len(piece)
-                spans[number] = _left_of(core, text, place, begin)
+            stops = accumulate(map(len, pieces))
+            spans = {
+                n: _left_of(core, text, stop) for (n, core), stop in zip(cores.items(), stops, strict=False)
+            }
             break
     # 3. else what the template adds to the messages before
     for number in wanted:
         if spans.get(number) is None and (number not in contents or contents[number].strip()):
-            spans[number] = _by_prefix(text, messages, number, document, form, tokenizer)
+            before = apply(messages[:number], add_generation_prompt=True)
+            core = contents.get(number, "").strip()
+            begin = text.find(core, len(before)) if text.startswith(before) else -1
+            after = before + core if core else apply(messages[: number + 1]).rstrip()
+            if begin < 0 or not (core or text.startswith(after)):
+                raise CorpusError(
+                    f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
+                    f"document '{document.id}', so its answer tokens cannot be told from the others",
+                    fix="give it as one 'text', use a tokenizer with a plainer template, or --on-bad skip",
+                )
+            spans[number] = (begin, begin + len(after) - len(before))
     found = [span for number in wanted if (span := spans.get(number)) and span[0] < span[1]]
     end_of = _end_token(tokenizer).match
-    stops = [stop.end() if ends and (stop := end_of(text, last)) else last for _, last in found]
-    return text, [(first, stop) for (first, _), stop in zip(found, stops, strict=True)]
+    return text, [(a, end.end() if ends and (end := end_of(text, b)) else b) for a, b in found]
 
 
 @lru_cache(maxsize=4)
@@ -218,68 +228,29 @@ def _end_token(tokenizer: Any) -> re.Pattern[str]:
     return re.compile(f"(?:{known or '(?!)'})" + (rf"|\s+{re.escape(end)}" if end else ""))
 
 
-def _left_of(core: str, text: str, place: int, begin: int) -> Span | None:
+def shared_prefix(one: Sequence[Any], other: Any) -> int:
+    """Count the characters, or tokens, that two sequences begin with."""
+    both = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
+
+
+def _left_of(core: str, text: str, place: int) -> Span | None:
     """Find what the template left of a content that ends at `place`; None: it was rewritten."""
-    kept = 0
-    while kept < min(len(core), place - begin) and core[-1 - kept] == text[place - 1 - kept]:
-        kept += 1
+    kept = shared_prefix(core[::-1], text[max(0, place - len(core)) : place][::-1])
     # templates leave out white space, and reasoning up to the tag that ends it
     dropped = core[: len(core) - kept].rstrip()
     return None if dropped and not dropped.endswith((">", "]")) else (place - kept, place)
 
 
-def _by_prefix(
-    text: str, messages: list[dict[str, Any]], number: int, document: Document, form: Form, tokenizer: Any
-) -> Span:
-    """Find an answer as what its message adds to the prompt of the messages before it."""
-    message = messages[number]
-    before = _apply(messages[:number], document, form, tokenizer, add_generation_prompt=True)
-    begin = -1
-    if text.startswith(before):
-        if message.keys() <= _PLAIN_KEYS and isinstance(message.get("content"), str):
-            core = message["content"].strip()
-            begin = text.find(core, len(before))
-            if begin >= 0:
-                return begin, begin + len(core)
-        else:
-            after = _apply(messages[: number + 1], document, form, tokenizer).rstrip()
-            if text.startswith(after):
-                return len(before), len(after)
-    raise CorpusError(
-        f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
-        f"document '{document.id}', so its answer tokens cannot be told from the others",
-        fix="give it as one 'text', use a tokenizer with a plainer template, or give --on-bad skip",
-    )
-
-
 def _apply(
-    messages: Sequence[Mapping[str, Any]], document: Document, form: Form, tokenizer: Any, **options: Any
+    document: Document, form: Form, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
 ) -> str:
+    options |= {**(document.template or {}), "chat_template": template_of(tokenizer, form)}
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                chat_template=template_of(tokenizer, form),
-                **{**(document.template or {}), **options},
-            )
-        )
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except Exception as error:  # jinja2 errors, and whatever the template raises itself
         raise CorpusError(
             f"{document.source}:{document.line}: the model's chat template refuses document "
             f"'{document.id}': {error}",
             fix="correct the roles (most templates take user and assistant in turn), or leave it out",
         ) from None
-
-
-def _generated(
-    messages: list[dict[str, Any]], document: Document, template: str, tokenizer: Any
-) -> list[Span]:
-    """Return the characters between the template's generation marks."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    options = {**tokenizer.special_tokens_map, **(document.template or {})}
-    _, marks = render_jinja_template(
-        [messages], chat_template=template, return_assistant_tokens_mask=True, **options
-    )
-    return [(int(first), int(stop)) for first, stop in marks[0]]

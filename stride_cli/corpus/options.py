@@ -141,11 +141,7 @@ class BuildOptions(DesignOptions):
         example="1/8",
     )
     workers: int | None = option(
-        None,
-        "Tokenise in N processes; default: in the threads of this one.",
-        metavar="N",
-        low=1,
-        panel=MORE,
+        None, "Tokenise in N processes; default: in the threads of this one.", metavar="N", low=1, panel=MORE
     )
     engine: str = engine_option()
     overwrite: bool = option(False, "Replace the index, or an unfinished build, at DIR.")

@@ -35,11 +35,7 @@ _BLOCK = 1 << 18  # chunks
 
 
 def build_classifier_index(
-    source: str | Path,
-    *,
-    model: GivenModel,
-    out: str | Path,
-    options: BuildOptions = BuildOptions(),
+    source: str | Path, *, model: GivenModel, out: str | Path, options: BuildOptions = BuildOptions()
 ) -> Index:
     """Index the rows that a classifier was trained on; of another file than its own, all rows.
 

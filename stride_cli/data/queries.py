@@ -189,11 +189,7 @@ def build_query(
 
 
 def build_queries(
-    model: CausalLM,
-    asked: Sequence[Mapping[str, Any]],
-    *,
-    max_new_tokens: int = 16,
-    form: Form = PLAIN,
+    model: CausalLM, asked: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 16, form: Form = PLAIN
 ) -> list[Query | StrideError]:
     """`build_query` of several prompts, whose continuations are written together where they may be.
 

@@ -40,9 +40,7 @@ class Workspace:
 
     @classmethod
     def open(
-        cls,
-        index: Index | str | Path | RemotePath,
-        model: AttributableModel | GivenModel | None = None,
+        cls, index: Index | str | Path | RemotePath, model: AttributableModel | GivenModel | None = None
     ) -> Workspace:
         """An index, and its model compared with it.
 

@@ -226,12 +226,7 @@ def _passes(
 
     def batches(epoch: int) -> list[np.ndarray]:
         return plan_epoch(
-            lengths,
-            members,
-            batch_tokens=recipe.batch_tokens,
-            seed=recipe.seed,
-            epoch=epoch,
-            among=among,
+            lengths, members, batch_tokens=recipe.batch_tokens, seed=recipe.seed, epoch=epoch, among=among
         )
 
     if len(members) == len(among):

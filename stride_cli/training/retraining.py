@@ -70,12 +70,7 @@ def store_of(index: Index) -> Path:
 
 
 def retrain(
-    trainer: Trainer,
-    jobs: Sequence[Job],
-    *,
-    store: Path,
-    engine: str = "local",
-    workers: int | None = None,
+    trainer: Trainer, jobs: Sequence[Job], *, store: Path, engine: str = "local", workers: int | None = None
 ) -> list[Outcome]:
     """Return the outcomes of jobs, in order; those in the store are not trained again.
 
@@ -128,11 +123,7 @@ def retrain(
         with (
             progress("retraining", len(keys), unit="models") as bar,
             Workers(
-                trainer.run,
-                count,
-                engine=engine,
-                device=trainer.device,
-                peak_bytes=trainer.peak_bytes,
+                trainer.run, count, engine=engine, device=trainer.device, peak_bytes=trainer.peak_bytes
             ) as pool,
         ):
             bar.advance(len(keys) - len(missing))

@@ -141,12 +141,7 @@ def run_recipe(
 
     with output.progress("training", recipe.steps, unit="steps") as ticker:
         result = train(
-            model,
-            chunks,
-            recipe,
-            kept=(run.state, save_seconds),
-            after_step=save_checkpoint,
-            ticker=ticker,
+            model, chunks, recipe, kept=(run.state, save_seconds), after_step=save_checkpoint, ticker=ticker
         )
     loss = mean_loss(model, chunks, recipe)
     run.clear()

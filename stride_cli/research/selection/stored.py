@@ -77,7 +77,10 @@ def record_of(document: Document) -> dict[str, Any]:
     if document.text is not None:
         return {"id": document.id, "text": document.text}
     if document.messages is not None:
-        return {"id": document.id, "messages": list(document.messages)}
+        options = dict(document.template or {})
+        tools = {"tools": options.pop("tools")} if "tools" in options else {}
+        more = {"chat_template_kwargs": options} if options else {}
+        return {"id": document.id, "messages": list(document.messages), **tools, **more}
     return {"id": document.id, "prompt": document.prompt, "response": document.response}
 
 
