@@ -10,13 +10,13 @@ given=()
 [ -z "$controls" ] || given=(--controls "$controls")
 
 leak=$(stride audit "$benchmark" --index "$index" "${given[@]}" |
-  jq -sc 'map(select(.verdict != "no evidence" and .lexical.document != null)) | sort_by(.q) | first // empty')
+  jq -sc 'map(select(.presence.found != "")) | sort_by(.q // 1) | first // empty')
 if [ -z "$leak" ]; then
   echo "no item of $benchmark is in the corpus, as far as its words tell" >&2
   exit 0
 fi
 item=$(jq -r .item <<<"$leak")
-document=$(jq -r .lexical.document <<<"$leak")
+document=$(jq -r .presence.document <<<"$leak")
 text=$(jq -r --arg item "$item" 'select((.id | tostring) == $item) | .text // (.prompt + " " + .response)' "$benchmark")
 
 # the item's first words as the prompt, the next ones as what is to be known

@@ -161,10 +161,11 @@ def audit_rows(cell: Path, kinds: dict[str, str], level: float) -> list[dict[str
         lexical: dict[str, list[bool]] = defaultdict(list)
         for row in rows:
             kind = kinds[row["item"]]
-            hits[kind].append(row["q"] < level)
-            lexical[kind].append(row["lexical"]["present"])
+            hit = row["q"] is not None and row["q"] < level
+            hits[kind].append(hit)
+            lexical[kind].append(bool(row["presence"]["found"]))
             if kind == "leaked" and right.get(row["item"]):
-                hits["leaked, answered"].append(row["q"] < level)
+                hits["leaked, answered"].append(hit)
         false = sum(hits["unseen"]) + sum(hits["clean"])
         found.append(
             {
@@ -178,7 +179,7 @@ def audit_rows(cell: Path, kinds: dict[str, str], level: float) -> list[dict[str
                 "discoveries": sum(hits["leaked"]) + false,
                 "once": sum(hits["once"]),
                 "null_p_below_0.05": float(
-                    np.mean([r["p"] < 0.05 for r in rows if kinds[r["item"]] in ("unseen", "clean")])
+                    np.mean([(r["p"] or 1) < 0.05 for r in rows if kinds[r["item"]] in ("unseen", "clean")])
                 ),
             }
         )

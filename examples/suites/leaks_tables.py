@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from contamination_tables import read_rows
 
-from stride_cli.audit.calibration import benjamini_hochberg, joint_p_values
+from stride_cli.audit.calibration import benjamini_hochberg, p_values
 from stride_cli.randomness import stream
 
 CONTROLS, DRAWS = (25, 50, 100, 200, 400), 200
@@ -44,10 +44,10 @@ def audit_rows(cell: Path, kinds: dict[str, dict[str, str]], level: float) -> li
                 "kind": KINDS[kind],
                 "form": form,
                 "problems": len(ours),
-                "tested": sum(row["lexical"]["present"] or row["lexical"]["near"] for row in ours),
+                "tested": sum(bool(row["presence"]["found"]) for row in ours),
                 "called_leaked": sum(row["verdict"] == "leaked and learnt" for row in ours),
-                "effect": sum(row["q"] < level for row in ours),
-                "p_loss_below_0.05": float(np.mean([row["effect"]["p_loss"] < 0.05 for row in ours])),
+                "effect": sum(row["q"] is not None and row["q"] < level for row in ours),
+                "p_below_0.05": float(np.mean([(row["p"] or 1) < 0.05 for row in ours])),
                 "loss": float(np.mean([row["effect"]["loss"] for row in ours])),
                 "controls": max(row["controls"]["count"] for row in ours),
             }
@@ -59,7 +59,7 @@ def search_rows(cell: Path, kinds: dict[str, dict[str, str]]) -> list[dict[str, 
     """What words, and embeddings, say of trained and untrained problems."""
     rows = read_rows(cell / "audit.jsonl")
     items = [row["item"] for row in rows]
-    scores = {"8-grams": np.array([row["lexical"]["ngram_share"] for row in rows])}
+    scores = {"words": np.array([row["presence"]["share"] for row in rows])}
     order = {row["id"]: number for number, row in enumerate(read_rows(cell / "benchmark.jsonl"))}
     for path in sorted(cell.glob("*.npy")):
         best = np.load(path, mmap_mode="r").max(axis=1)
@@ -87,22 +87,19 @@ def search_rows(cell: Path, kinds: dict[str, dict[str, str]]) -> list[dict[str, 
 def power_rows(cell: Path, kinds: dict[str, dict[str, str]], level: float) -> list[dict[str, Any]]:
     """What fewer controls would have found: so many of the absent problems, drawn again and again."""
     rows = read_rows(cell / "audit.jsonl")
-    there = np.array([row["lexical"]["present"] or row["lexical"]["near"] for row in rows])
+    there = np.array([bool(row["presence"]["found"]) for row in rows])
     kind = np.array([kinds[row["item"]]["kind"] for row in rows])
-    loss, base, copied = (
-        np.array([row["effect"][key] for row in rows], float) for key in ("loss", "base_loss", "copied_share")
-    )
+    loss, base = (np.array([row["effect"][key] for row in rows], float) for key in ("loss", "base_loss"))
     found = []
     for name, knowledge in (("loss", -loss), ("loss before and after", np.log(base / loss))):
-        both = np.stack([knowledge, copied], axis=1)
         for count in CONTROLS:
             if count > (~there).sum():
                 continue
             random = stream(0, "leaks power", count)
             shares, false = [], []
             for _ in range(DRAWS):
-                controls = both[random.choice(np.flatnonzero(~there), count, replace=False)]
-                p, _ = joint_p_values(both[there], controls, zero_is_nothing=(False, True))
+                controls = knowledge[random.choice(np.flatnonzero(~there), count, replace=False)]
+                p = p_values(knowledge[there], controls)
                 hits, of = benjamini_hochberg(p) < level, kind[there]
                 shares.append(hits[of == "leaked"].sum() / (kind == "leaked").sum())
                 false.append(hits[of != "leaked"].sum() / max(1, hits.sum()))

@@ -1,8 +1,6 @@
-"""Rank items among controls: p-values, and q-values over a benchmark."""
+"""Rank items among controls: p-values, q-values over a benchmark, and what the test can find."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,47 +29,40 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
     return (1 + above + 0.5 * equal) / (1 + len(ordered))
 
 
-def joint_p_values(
-    statistics: np.ndarray, controls: np.ndarray, *, zero_is_nothing: Sequence[bool]
+def own_differences(
+    items: np.ndarray, versions: np.ndarray, owner: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Join statistics that all have to be unusual into one p-value an item: the largest of theirs.
+    """Compare the steepness of each item with its versions', and of each version with its siblings'.
 
-    The hypothesis that is rejected is "at least one of them is as among controls": an intersection-union test
-    (Berger 1982), valid whatever the dependence between the statistics. So an item that is merely easy, or a
-    copy whose influence is found although the loss is as it would be without it, is no discovery.
+    D(x) − mean D(x′), and D(x′) − mean of the other D(x′) of the same item: what the texts of one item have
+    in common is gone, so that its versions are not one control counted several times.
 
     Parameters
     ----------
-    statistics : (N, S)      controls : (m, S)
-    zero_is_nothing : (S,) bool
-        Where a value of this statistic that is not above zero is no evidence: its p-value is 1, whatever
-        share of the controls it ties with.
+    items : (N,)      versions : (V,)      owner : (V,) items
 
     Returns
     -------
-    p : (N,) float64, each : (N, S) float64
+    (N,) float64, NaN for an item without versions; (V,) float64, NaN for an only version
     """
-    statistics = np.asarray(statistics, np.float64)
-    each = np.stack(
-        [p_values(ours, theirs) for ours, theirs in zip(statistics.T, np.asarray(controls).T, strict=True)],
-        axis=1,
-    )
-    each[(statistics <= 0) & np.asarray(zero_is_nothing, bool)] = 1.0
-    return each.max(axis=1), each
+    counts = np.bincount(owner, minlength=len(items)).astype(float)
+    sums = np.bincount(owner, weights=versions, minlength=len(items))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return items - sums / counts, versions - (sums[owner] - versions) / (counts[owner] - 1)
 
 
-def leave_one_out_p_values(
-    statistics: np.ndarray, *, zero_is_nothing: Sequence[bool]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute `joint_p_values` of each item with all others as its controls; none is below 1 / N."""
-    count = len(statistics)
-    if not count:
-        return np.zeros(0), np.zeros(np.shape(statistics))
-    statistics = np.asarray(statistics, np.float64)
-    _, each = joint_p_values(statistics, statistics, zero_is_nothing=[False] * statistics.shape[1])
-    each = (each * (count + 1) - 0.5) / count  # each tied with itself, at half a rank
-    each[(statistics <= 0) & np.asarray(zero_is_nothing, bool)] = 1.0
-    return each.max(axis=1), each
+def power(controls: np.ndarray, level: float, shift: float) -> float:
+    """Compute the share of controls that have p ≤ level among the others once they are raised by `shift`.
+
+    With few controls it is 0: no p-value is so small.
+    """
+    ordered = np.sort(np.asarray(controls, np.float64))
+    if not len(ordered):
+        return 0.0
+    # of m controls without the raised one, which leaves m places below it and its own
+    at_least = np.searchsorted(ordered, ordered + shift, side="left")
+    above = len(ordered) - at_least
+    return float(np.mean((1 + above) / len(ordered) <= level))
 
 
 def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -25,53 +25,35 @@ _TOKENS = 4096  # padded tokens of one batch through the model
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Chunks that resemble a sample.
-
-    Attributes
-    ----------
-    chunks : (c,) int64          each once
-    likeness : (c,) float64      0 … 1: about 1 for a copy
-    """
-
-    chunks: np.ndarray
-    likeness: np.ndarray
-
-
-@dataclass(frozen=True)
 class Effect:
     """Evidence of the model for one text.
 
     Attributes
     ----------
     loss : float                    mean nats per scored token
-    candidate_influence : float     summed over the candidate chunks, nats per scored token; > 0 supports
+    candidate_influence : float     summed over the chunks of documents like it; > 0 supports
     candidate_share : float         the same / Σ|influence of every chunk|, at least 0: 0 where the candidates
                                     have none, or oppose
-    copied_share : float            the same, each candidate counted by how like the sample it is
     strongest_chunk : int           of highest influence; -1 where no chunk supports
     strongest_influence, strongest_share : float
-    strongest_is_candidate : bool
     """
 
     loss: float
     candidate_influence: float
     candidate_share: float
-    copied_share: float
     strongest_chunk: int
     strongest_influence: float
     strongest_share: float
-    strongest_is_candidate: bool
 
 
 Shared = tuple["WorkspacePath", "SharingOptions"]  # where workers open the index, and who they are
-_Block = tuple[Sequence["Sample"], Sequence[Candidates]]
+_Block = tuple[Sequence["Sample"], Sequence[np.ndarray]]
 
 
 def measure_effects(
     session: Session,
     samples: Sequence[Sample],
-    candidates: Sequence[Candidates],
+    candidates: Sequence[np.ndarray],
     *,
     lambda_ratio: float | None = None,
     shared: Shared | None = None,
@@ -133,29 +115,25 @@ def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measure
     return pipeline.measure(batches, gather=of_samples)
 
 
-def _effect(loss: float, solution: Solution, candidates: Candidates) -> Effect:
+def _effect(loss: float, solution: Solution, candidates: np.ndarray) -> Effect:
     values = solution.values
-    _, ours, theirs = np.intersect1d(solution.indices, candidates.chunks, return_indices=True)
-    inside = float(values[ours].sum())
+    inside = float(values[np.isin(solution.indices, candidates)].sum())
     total = float(np.abs(values).sum())
     if not total or values.max() <= 0:
-        return Effect(loss, inside, 0.0, 0.0, -1, 0.0, 0.0, False)
+        return Effect(loss, inside, 0.0, -1, 0.0, 0.0)
     best = int(values.argmax())
-    chunk = int(solution.indices[best])
     return Effect(
         loss=loss,
         candidate_influence=inside,
         candidate_share=max(0.0, inside / total),
-        copied_share=max(0.0, float(values[ours] @ candidates.likeness[theirs]) / total),
-        strongest_chunk=chunk,
+        strongest_chunk=int(solution.indices[best]),
         strongest_influence=float(values[best]),
         strongest_share=float(values[best] / total),
-        strongest_is_candidate=bool(np.isin(chunk, candidates.chunks)),
     )
 
 
-def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | None:
-    """Measure the losses of the model that the audited one was fine-tuned from, (N,) float64.
+def model_before(session: Session) -> AttributableModel | None:
+    """Load the model that the audited one was fine-tuned from.
 
     None where its recipe (or adapter) names none that is there, or one that reads other tokens.
     """
@@ -168,9 +146,8 @@ def losses_before(session: Session, samples: Sequence[Sample]) -> np.ndarray | N
         return None
     before = Opener.like(session.model).load(path)
     theirs, own = before.tokenizer.get_vocab(), session.model.tokenizer.get_vocab()
-    if not (cuts_alike(before.tokenizer, session.model.tokenizer) and theirs.items() <= own.items()):
-        return None
-    return measure_losses(before, samples, "losses before the fine-tuning")
+    alike = cuts_alike(before.tokenizer, session.model.tokenizer) and theirs.items() <= own.items()
+    return before if alike else None
 
 
 def measure_losses(model: AttributableModel, samples: Sequence[Sample], doing: str = "losses") -> np.ndarray:

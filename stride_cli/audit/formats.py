@@ -5,28 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from stride_cli.audit.judge import EFFECT, LEAKED, NOTHING, PRESENT, Finding
+from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, VERDICTS, Finding
 from stride_cli.characters import cell, printable_json
 from stride_cli.output import to_json
 from stride_cli.version import __version__
 
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {
-    LEAKED: (
-        "leaked",
-        "error",
-        "The item is in the corpus, perhaps in other words, and the model's loss and influences show it.",
-    ),
-    PRESENT: (
-        "present",
-        "warning",
-        "The item is in the corpus, perhaps in other words, but no effect on the model was found.",
-    ),
-    EFFECT: ("effect", "warning", "The model treats the item unlike its controls, but no copy was found."),
+    LEAKED: ("leaked", "error", "A document holds the item, and the model's loss shows that it was learnt."),
+    PRESENT: ("present", "warning", "A document holds the item, but no effect on the model was found."),
+    UNDECIDED: ("undecided", "warning", "No test could have told whether the item was learnt."),
 }
 
 
@@ -71,11 +64,11 @@ def to_sarif(findings: Sequence[Finding]) -> str:
             "partialFingerprints": {"item/v1": finding.document.id},
             "properties": finding.to_record(),
         }
-        if finding.lexical["document"]:
+        if finding.presence["document"]:
             result["relatedLocations"] = [
                 {
-                    "logicalLocations": [{"name": finding.lexical["document"], "kind": "resource"}],
-                    "message": {"text": finding.lexical["passage"]},
+                    "logicalLocations": [{"name": finding.presence["document"], "kind": "resource"}],
+                    "message": {"text": finding.presence["passage"]},
                 }
             ]
         results.append(result)
@@ -90,23 +83,50 @@ def to_sarif(findings: Sequence[Finding]) -> str:
     return printable_json(json.dumps(document, ensure_ascii=False, indent=1)) + "\n"
 
 
+def summary(findings: Sequence[Finding]) -> list[str]:
+    """Put an audit in words: how many items have each verdict, what the test could find, and what to add."""
+    counts = Counter(finding.verdict for finding in findings)
+    named = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
+    used = findings[0].controls
+    kind = {"file": "from a file", "absent": "the items that are not in the corpus"}.get(used["kind"])
+    kind = kind or f"versions of {used['sources']:,} items"
+    power = min(finding.controls["power"] for finding in findings)
+    test = f"{used['count']:,} controls, {kind}: they find {power:.0%} of items whose loss was halved"
+    together = max(finding.controls["together"] or 0 for finding in findings)
+    if together > 1:
+        more = -(-together * (used["count"] + 1)) - 1
+        test += f", where {together:,} or more are such; for a single one it takes {more:,} controls"
+    reasons = Counter(finding.reason for finding in findings if finding.reason)
+    said = [f"{len(findings):,} items: {named}", test]
+    said += [f"undecided, {count:,}: {reason}" for reason, count in reasons.most_common()]
+    if any("controls" in reason for reason in reasons):
+        said.append("to decide more: --controls FILE, as many items as you can that cannot be in the corpus")
+    return said
+
+
 def sentence(finding: Finding) -> str:
     """Put one finding in words."""
-    lexical, effect = finding.lexical, finding.effect
-    found = f"Item '{finding.document.id}': {finding.verdict} (q = {finding.q:.3g})."
-    if lexical["longest_run"]:
-        found += (
-            f" {lexical['ngram_share']:.0%} of its {lexical['ngram']}-grams are in the corpus; the longest "
-            f"shared run is {lexical['longest_run']} tokens, in document '{lexical['document']}'."
-        )
-    if lexical["near"]:
-        found += (
-            f" In other words it is there, as in document '{lexical['contained_document']}': one chunk holds "
-            f"{lexical['contained']:.0%} of its 3-grams."
-        )
-    found += f" Loss {effect['loss']:.3f} nats a token"
+    held, effect = finding.presence, finding.effect
+    said = f"Item '{finding.document.id}': {finding.verdict}"
+    said += (
+        f" ({finding.reason})."
+        if finding.reason
+        else "."
+        if finding.q is None
+        else f" (q = {finding.q:.3g})."
+    )
+    what = {"item": "holds it", "prompt": "holds its prompt", "response": "holds its response"}
+    what |= {"part": "holds a part of it", "other words": "says it in other words"}
+    if held["found"]:
+        said += f" Document '{held['document']}' {what[held['found']]}"
+        more = held["documents"] - 1
+        said += f", and so do {more} more" if more > 0 else ""
+        said += f"; the longest run is {held['longest_run']} words."
+    said += f" Loss {effect['loss']:.3f} nats a token"
     if effect["base_loss"] is not None:
-        found += f" ({effect['base_loss']:.3f} before the fine-tuning)"
-    if effect["control_loss"] == effect["control_loss"]:
-        found += f", controls {effect['control_loss']:.3f}"
-    return found + f"; {effect['candidate_share']:.0%} of the influence comes from chunks like it."
+        said += f" ({effect['base_loss']:.3f} before the fine-tuning)"
+    if effect["control_loss"] is not None:
+        said += f", controls {effect['control_loss']:.3f}"
+    if effect["influence_share"] is not None:
+        said += f"; {effect['influence_share']:.0%} of the influence comes from such documents"
+    return said + "."

@@ -1,4 +1,4 @@
-"""Judge whether benchmark items were leaked: two kinds of evidence, one verdict."""
+"""Judge whether benchmark items were leaked: what the corpus holds, what the model shows, one verdict."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.audit.bm25 import Ranked, best_chunks
-from stride_cli.audit.calibration import grouped_q_values, joint_p_values, leave_one_out_p_values
-from stride_cli.audit.controls import (
-    Controls,
-    choose_kind,
-    given_controls,
-    log_losses,
-    make_controls,
-    steepness,
-)
-from stride_cli.audit.effect import Candidates, Effect, Shared, losses_before, measure_effects
-from stride_cli.audit.ngrams import Overlap, find_overlaps, most_contained
+from stride_cli.audit.calibration import fewest_together, grouped_q_values
+from stride_cli.audit.controls import FEWEST, check_controls, choose_kind
+from stride_cli.audit.effect import Effect, Shared, measure_effects
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.samples import Rejected, Sample, read_documents_of, tokenize_samples
+from stride_cli.audit.presence import REWORDED, Copy, differences, document_text, find_copies
+from stride_cli.audit.ranking import Test, among_controls, among_versions
+from stride_cli.audit.samples import (
+    Rejected,
+    Sample,
+    copy_sample,
+    parts_of,
+    read_documents_of,
+    tokenize_samples,
+)
 from stride_cli.data.queries import form_of
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
@@ -33,43 +33,37 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, LexicalEvidence
+    from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, PresenceRecord
 
-LEAKED, PRESENT = "leaked and learnt", "present, no effect"
-EFFECT, NOTHING = "effect without a copy", "no evidence"
-CONTROLS_IN_WORDS = {
-    "file": "from a file",
-    "absent": "the items that are not in the corpus",
-    "made": "made from the items",
-}
-VERDICTS = (LEAKED, PRESENT, EFFECT, NOTHING)
-_NEAR = 0.9  # chunks that reach this share of the best BM25 score are as good as copies of the best
-_UNUSUAL = 1.5  # times the containment of the median item: what items of a benchmark share by their form
-_POOL = 128
-_AROUND, _LONGEST_PASSAGE = 8, 96  # tokens
+LEAKED, PRESENT, NOTHING, UNDECIDED = "leaked and learnt", "present, no effect", "no evidence", "undecided"
+VERDICTS = (LEAKED, PRESENT, UNDECIDED, NOTHING)
+_POWER = 0.5  # below, an effect that is not found is no evidence that there is none
+_WIDE, _PASSAGE = 60, 700  # characters around a copy that are shown, and of a copy
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Evidence on one item; `stride schema stride.audit/1` documents its record."""
+    """Evidence on one item; `stride schema stride.audit/2` documents its record."""
 
     document: Document
     verdict: str
-    p: float
-    q: float
-    lexical: LexicalEvidence
+    reason: str
+    p: float | None
+    q: float | None
+    presence: PresenceRecord
     effect: EffectRecord
     controls: ControlsRecord
 
     def to_record(self) -> AuditRecord:
         return {
-            "schema": "stride.audit/1",
+            "schema": "stride.audit/2",
             "item": self.document.id,
             "line": self.document.line,
             "verdict": self.verdict,
+            "reason": self.reason,
             "p": self.p,
             "q": self.q,
-            "lexical": self.lexical,
+            "presence": self.presence,
             "effect": self.effect,
             "controls": self.controls,
         }
@@ -114,18 +108,13 @@ def audit(
 ) -> list[Finding]:
     """Judge every item of a benchmark.
 
-    An item is there where it is present word for word (most of its n-grams), or near: one chunk holds many of
-    its 3-grams, as a paraphrase does. Its effect on the model has two sides, each ranked among controls, and
-    both have to be unusual (`calibration.joint_p_values`):
-
-    - the loss; of a fine-tuned model whose base is at hand, how much of its loss went; against made controls,
-      what a further step away costs (`audit.controls`);
-    - the share of all influence that comes from the chunks most like the item, each counted by its likeness:
-      a control has chunks like it as well, such as many copies of the one leaked item that it resembles.
-      Influence that is exactly zero is never evidence.
-
-    The rate of false discoveries is held among the items that are there, and among those that are not, each
-    by itself.
+    1. *Presence* (`presence`), by words alone: the document that holds the item, a part of it, or the same in
+       other words.
+    2. *Effect* (`ranking`), by the loss: of a copy as it stands in the corpus, how steep it is (`controls`);
+       of an item in other words, its own loss. Of a fine-tuned model whose base is at hand, what fine-tuning
+       took off. The rate of false discoveries is held among the items that are there.
+    3. The influence of the documents that hold an item is told, and is no part of the test: an item that is
+       in the corpus has such documents whether the model learnt it or not, and controls have none.
 
     Parameters
     ----------
@@ -146,7 +135,7 @@ def audit(
                     item that is absent where those are to be controls, a classifier's index
     QueryError      an item without a scored token
     """
-    # 1. the items as tokens
+    # 1. the items as tokens, in the corpus's form
     _check(session, documents)
     index, tokenizer = session.index, session.model.tokenizer
     block_size = int(index.attributes["block_size"])
@@ -154,112 +143,98 @@ def audit(
     items = tokenized(documents, rejected=rejected)
     documents = [item.document for item in items]
     _check(session, documents)
+    others = [] if controls is None else tokenized(controls, rejected=rejected)
 
     # 2. what the corpus holds of them, decided by words alone, before the model is asked
-    words = _compared(index, items, options)
-    alike = [
-        most_contained(index, item.parts, each.ranked.chunks[: options.top])
-        for item, each in zip(items, words, strict=True)
+    texts = [parts_of(each.document) for each in (*items, *others)]
+    with progress("reading the corpus"):
+        copies = find_copies(index, tokenizer, texts, options)
+    copies, of_controls = copies[: len(items)], copies[len(items) :]
+    check_controls(documents, [each.document for each in others], of_controls)
+    found = np.array([copy.found for copy in copies])
+    exact = (found != "") & (found != REWORDED)
+    measured = [
+        copy_sample(session.workspace, item.document, copy.document, copy.span) if there else item
+        for item, copy, there in zip(items, copies, exact, strict=True)
     ]
-    present = np.array([each.overlap.share >= options.present for each in words])
-    contained = np.array([share for share, _ in alike])
-    # a form that all items have makes none of them near
-    usual = np.median(contained[~present]) if not present.all() else 0.0
-    there = present | (contained >= max(options.near, _UNUSUAL * usual))
 
-    # 3. controls
-    if controls is not None:
-        others = tokenized(controls, rejected=rejected)
-        against = given_controls(session, documents, others, options.present)
-    elif (kind := choose_kind(there, options)) == "made":
-        against = make_controls(session, documents, there, options, tokenized)
+    # 3. their losses among those of controls
+    absent = np.array([not copy.found and not copy.common for copy in copies])
+    kind = "file" if controls is not None else choose_kind(int(absent.sum()), options)
+    if kind == "made":
+        test = among_versions(session, measured, exact, absent, options)
     else:
-        against = Controls(kind)
+        against = others if kind == "file" else [items[row] for row in np.flatnonzero(absent).tolist()]
+        test = among_controls(session, kind, measured, exact, against, options)
+    # items without a copy are tested against a file's controls: where those are controls, none can stand out
+    tested = np.isfinite(test.p) & ((found != "") | (kind == "file"))
+    groups = np.where(exact, 2, found == REWORDED)
+    q = np.ones(len(items))
+    q[tested] = grouped_q_values(test.p[tested], groups[tested])
 
-    # 4. loss and influences of items and controls
-    everything = [*items, *against.samples]
-    offsets = np.asarray(index.array("corpus/chunk_offsets"))
-    compared = [*words, *_compared(index, against.samples, options)]
-    candidates = [
-        each.candidates(offsets, options.top, sum(map(len, sample.parts)))
-        for each, sample in zip(compared, everything, strict=True)
-    ]
-    effects = []
-    measured = measure_effects(
-        session, everything, candidates, lambda_ratio=options.lambda_ratio, shared=shared
-    )
-    with progress("influence", len(everything), unit="texts") as bar:
-        for effect in measured:
-            effects.append(effect)
+    # 4. influences of what is there, and what it comes to
+    there = [row for row, copy in enumerate(copies) if copy.found]
+    candidates = [_chunks_of(index, copies[row].like) for row in there]
+    effects: dict[int, Effect] = {}
+    with progress("influence", len(there), unit="texts") as bar:
+        asked = [measured[row] for row in there]
+        ratio = options.lambda_ratio
+        for effect in measure_effects(session, asked, candidates, lambda_ratio=ratio, shared=shared):
+            effects[there[len(effects)]] = effect
             bar.advance()
-    before = None if against.kind == "made" else losses_before(session, everything)
-
-    # 5. how unusual the items are, and what that comes to
-    p, each_p, control_losses, count = _rank(session, effects, against, there, before)
-    q = grouped_q_values(p, there)
-    found = []
+    findings = []
     for row, item in enumerate(items):
-        lexical = _lexical(session, item, words[row], alike[row], offsets)
-        lexical["present"], lexical["near"] = bool(present[row]), bool(there[row] and not present[row])
-        losses = float(control_losses[row]), None if before is None else float(before[row])
-        verdict = verdict_of(bool(present[row]), bool(there[row]), float(q[row]) < options.level)
-        found.append(
+        together = fewest_together(int((groups[tested] == groups[row]).sum()), test.count, options.level)
+        verdict, reason = _verdict(copies[row], test, row, float(q[row]), options.level)
+        findings.append(
             Finding(
                 document=item.document,
                 verdict=verdict,
-                p=float(p[row]),
-                q=float(q[row]),
-                lexical=lexical,
-                effect=_effect(index, effects[row], len(candidates[row].chunks), losses, each_p[row]),
-                controls={"kind": against.kind, "count": int(count[row])},
+                reason=reason,
+                p=float(test.p[row]) if tested[row] else None,
+                q=float(q[row]) if tested[row] else None,
+                presence=_presence(session, item, copies[row]),
+                effect=_effect(index, effects.get(row), test, row),
+                controls={
+                    "kind": kind,
+                    "count": test.count,
+                    "sources": test.sources,
+                    "power": float(test.power[row]),
+                    "together": together if tested[row] else None,
+                },
             )
         )
-    return found
+    return findings
 
 
-def _rank(
-    session: Session,
-    effects: Sequence[Effect],
-    against: Controls,
-    present: np.ndarray,
-    before: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Rank items among controls.
-
-    `effects` are those of the items, then of the controls, and so are the losses `before` the fine-tuning: an
-    easy item lost little then as well, so that what the fine-tuning took off says more than what is left.
-
-    Returns
-    -------
-    p (N,), that of each side (N, 2), loss of the controls of each item (N,), number of its controls (N,)
-    """
-    n = len(present)
-    losses = np.array([effect.loss for effect in effects])
-    if against.kind == "made":
-        knowledge, compared = steepness(session, losses, against, n)
-    else:
-        knowledge = -losses if before is None else log_losses(before) - log_losses(losses)
-        compared = np.full(n, (losses[:n][~present] if against.kind == "absent" else losses[n:]).mean())
-    statistics = np.stack([knowledge, [effect.copied_share for effect in effects]], axis=1)
-    zero_is_nothing = (False, True)
-    if against.kind != "absent":
-        p, each = joint_p_values(statistics[:n], statistics[n:], zero_is_nothing=zero_is_nothing)
-        return p, each, compared, np.full(n, len(against.samples))
-    p, each = joint_p_values(statistics, statistics[~present], zero_is_nothing=zero_is_nothing)
-    p[~present], each[~present] = leave_one_out_p_values(
-        statistics[~present], zero_is_nothing=zero_is_nothing
-    )
-    return p, each, compared, (~present).sum() - ~present
-
-
-def verdict_of(present: bool, there: bool, effect: bool) -> str:
-    """Put the two kinds of evidence in words; `there` is also what is present in other words.
-
-    What is merely like a document, and had no effect, is nothing to report.
-    """
-    if effect:
-        return LEAKED if there else EFFECT
-    return PRESENT if present else NOTHING
+def _verdict(copy: Copy, test: Test, row: int, q: float, level: float) -> tuple[str, str]:
+    """Choose one of the four verdicts, and say why where nothing was decided."""
+    p = float(test.p[row])
+    if copy.common:
+        return UNDECIDED, "so short, and in so many documents, that finding it tells nothing"
+    if not copy.found:
+        unlike = test.kind == "file" and test.sources >= FEWEST and q < level
+        return (UNDECIDED, "no copy was found, and the model treats it unlike the controls") if unlike else (
+            NOTHING, ""
+        )  # fmt: skip
+    if test.kind == "made" and copy.found == REWORDED:
+        return UNDECIDED, "in other words: versions of items are no controls for that"
+    if test.sources < FEWEST:
+        return UNDECIDED, f"controls come from {test.sources} texts, and it takes {FEWEST}"
+    if np.isnan(p):
+        return UNDECIDED, "nothing in it can be changed to compare it with"
+    if q < level:
+        return LEAKED, ""
+    if test.power[row] < _POWER:
+        return (
+            UNDECIDED,
+            f"with these controls {test.power[row]:.0%} of items whose loss was halved are found",
+        )
+    if p <= level:
+        return UNDECIDED, "unusual by itself, not among so many items: more controls would tell"
+    if test.half_learnt:
+        return UNDECIDED, "the controls are versions of items in the corpus: half learnt, they hide learning"
+    return PRESENT, ""
 
 
 def _check(session: Session, documents: Sequence[Document]) -> None:
@@ -268,99 +243,45 @@ def _check(session: Session, documents: Sequence[Document]) -> None:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
 
 
-@dataclass(frozen=True)
-class _Words:
-    """Evidence of the corpus for one text: shared n-grams, and the chunks most like it by BM25."""
-
-    overlap: Overlap
-    ranked: Ranked
-
-    def candidates(self, offsets: np.ndarray, top: int, length: int) -> Candidates:
-        """Choose the best chunks by BM25, those nearly as good, and the one of the longest shared run.
-
-        `length` is the text's, in tokens.
-        """
-        scores = self.ranked.scores
-        kept = max(top, int((scores >= _NEAR * scores[0]).sum())) if len(scores) else 0
-        chunks, likeness = self.ranked.chunks[:kept], self.ranked.likeness[:kept]
-        if self.overlap.token >= 0 and (longest := _chunk_of(self.overlap.token, offsets)) not in chunks:
-            chunks = np.append(chunks, longest)
-            likeness = np.append(likeness, self.overlap.longest / length)
-        return Candidates(chunks, likeness)
+def _chunks_of(index: Index, documents: Sequence[int]) -> np.ndarray:
+    """List the chunks of documents, (c,) int64."""
+    return np.array([chunk for each in documents for chunk in index.document_chunks(each)], np.int64)
 
 
-def _compared(index: Index, samples: Sequence[Sample], options: AuditOptions) -> list[_Words]:
-    """Compare texts with the corpus."""
-    parts = [sample.parts for sample in samples]
-    ranked = best_chunks(index, [np.concatenate(each) for each in parts], max(options.top, _POOL))
-    return [_Words(*each) for each in zip(find_overlaps(index, parts), ranked, strict=True)]
-
-
-def _chunk_of(token: int, offsets: np.ndarray) -> int:
-    return int(np.searchsorted(offsets, token, side="right")) - 1
-
-
-def _document_of(index: Index, chunk: int) -> str:
-    """Find the id of a chunk's document; "" for chunk -1."""
-    return index.document_id(int(index.chunk_documents(np.array([chunk]))[0])) if chunk >= 0 else ""
-
-
-def _lexical(
-    session: Session, item: Sample, words: _Words, contained: tuple[float, int], offsets: np.ndarray
-) -> LexicalEvidence:
-    """`contained` is as `most_contained` has it."""
-    from stride_cli.attribution.passages import best_passage
-
-    index, decode = session.index, session.model.tokenizer.decode
-    overlap, ranked = words.overlap, words.ranked
-    chunk = passage = best = None
-    if overlap.token >= 0:  # the run, with some tokens of its document on each side
-        chunk = _chunk_of(overlap.token, offsets)
-        held = index.document_chunks(int(index.chunk_documents(np.array([chunk]))[0]))
-        low = max(int(offsets[held.start]), overlap.token - _AROUND)
-        stop = overlap.token + min(overlap.longest, _LONGEST_PASSAGE) + _AROUND
-        tokens = np.asarray(index.array("corpus/tokens")[low : min(int(offsets[held.stop]), stop)])
-        passage = str(decode(tokens, skip_special_tokens=True)).strip()
-    if len(ranked.chunks):
-        best = int(ranked.chunks[0])
-        text = str(decode(index.chunk_tokens(best), skip_special_tokens=True))
+def _presence(session: Session, item: Sample, copy: Copy) -> PresenceRecord:
+    passage, told, document = "", [], ""
+    if copy.document >= 0:
+        text, _ = document_text(session.index, session.model.tokenizer, copy.document)
+        begin, end = copy.span
+        document, passage = session.index.document_id(copy.document), text[begin:end]
+        ours = parts_of(item.document)
+        if copy.found:
+            own = {"prompt": ours[0], "response": ours[-1]}.get(copy.found, "\n".join(ours))
+            told = [list(pair) for pair in differences(own, passage)]
+        end = min(end, begin + _PASSAGE)
+        passage = text[max(0, begin - _WIDE) : begin] + text[begin:end] + text[end : end + _WIDE]
     return {
-        "present": False,
-        "near": False,
-        "contained": contained[0],
-        "contained_document": _document_of(index, contained[1]),
-        "ngram": overlap.ngram,
-        "ngram_share": overlap.share,
-        "longest_run": overlap.longest,
-        "document": "" if chunk is None else _document_of(index, chunk),
-        "chunk": chunk,
-        "passage": passage or "",
-        "bm25_document": "" if best is None else _document_of(index, best),
-        "bm25_chunk": best,
-        "bm25_score": 0.0 if best is None else float(ranked.scores[0]),
-        "bm25_passage": "" if best is None else best_passage(text, item.document.plain_text, {}),
+        "found": copy.found,
+        "share": copy.share,
+        "loose_share": copy.loose,
+        "numbers": copy.numbers,
+        "longest_run": copy.longest,
+        "document": document,
+        "documents": len(copy.like),
+        "passage": passage,
+        "differences": told,
     }
 
 
-def _effect(
-    index: Index, effect: Effect, n_candidates: int, others: tuple[float, float | None], each: np.ndarray
-) -> EffectRecord:
-    """`others` are the losses of the controls, and of the model before its fine-tuning."""
-    control_loss, base_loss = others
+def _effect(index: Index, effect: Effect | None, test: Test, row: int) -> EffectRecord:
+    other, chunk = float(test.others[row]), -1 if effect is None else effect.strongest_chunk
+    strongest = int(index.chunk_documents(np.array([chunk]))[0]) if chunk >= 0 else -1
     return {
-        "p_loss": float(each[0]),
-        "p_influence": float(each[1]),
-        "loss": effect.loss,
-        "base_loss": base_loss,
-        "control_loss": control_loss,
-        "loss_gap": control_loss - effect.loss,
-        "candidates": n_candidates,
-        "candidate_influence": effect.candidate_influence,
-        "candidate_share": effect.candidate_share,
-        "copied_share": effect.copied_share,
-        "strongest_document": _document_of(index, effect.strongest_chunk),
-        "strongest_chunk": effect.strongest_chunk if effect.strongest_chunk >= 0 else None,
-        "strongest_influence": effect.strongest_influence,
-        "strongest_share": effect.strongest_share,
-        "strongest_is_candidate": effect.strongest_is_candidate,
+        "loss": float(test.losses[row]),
+        "base_loss": None if test.before is None else float(test.before[row]),
+        "control_loss": other if np.isfinite(other) else None,
+        "influence": None if effect is None else effect.candidate_influence,
+        "influence_share": None if effect is None else effect.candidate_share,
+        "strongest_document": index.document_id(strongest) if strongest >= 0 else "",
+        "strongest_share": None if effect is None else effect.strongest_share,
     }

@@ -16,14 +16,12 @@ class AuditOptions(Options):
     Attributes
     ----------
     level : float            q below which there is an effect
-    present : float          share of an item's 8-grams found in the corpus from which on it is present there
-                             (0.7 in PaLM: Chowdhery et al. 2022, section 8)
-    near : float             share of an item's 3-grams, held by one chunk, from which on the corpus holds the
-                             item in other words; and 1.5 times as much as of the median item
-    top : int                chunks most like the item by BM25, whose influence is added up (and all within
-                             10 % of the best score, at most 128)
-    controls_per_item : int  made for each item
-    lambda_ratio : float     λ / λ_max; default: as `stride query`
+    present : float          share of an item's three-word sequences, by rarity and in runs of five words of
+                             one document, from which on it is present there
+    near : float             share, in runs of any length, from which on it is there in other words (with its
+                             numbers and its answer)
+    controls_per_item : int  versions of an item, or of a control
+    lambda_ratio : float     λ / λ_max of the influences; default: as `stride query`
     controls : str           where no controls are given: "absent", the items of which the corpus holds no
                              copy; "made", versions of the items; "auto", absent ones if there are enough
     """
@@ -32,17 +30,10 @@ class AuditOptions(Options):
         0.05, "q below which an item counts as having an effect.", above=0, high=1, panel=MORE
     )
     present: float = option(
-        0.7, "Share of an item's 8-grams that makes it present.", above=0, high=1, panel=MORE
+        0.7, "Share of an item's sequences of words that makes it present.", above=0, high=1, panel=MORE
     )
-    near: float = option(
-        0.25,
-        "Share of an item's 3-grams in one chunk that makes it present in other words.",
-        above=0,
-        high=1,
-        panel=MORE,
-    )
-    top: int = option(20, "Chunks most like an item whose influence is added up.", low=1, panel=MORE)
-    controls_per_item: int = option(10, "Controls made from each item.", low=1, high=1_000, panel=MORE)
+    near: float = option(0.25, "The same where it is present in other words.", above=0, high=1, panel=MORE)
+    controls_per_item: int = option(10, "Versions of each item and control.", low=2, high=1_000, panel=MORE)
     lambda_ratio: float | None = option(
         None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1, panel=MORE
     )
@@ -51,12 +42,7 @@ class AuditOptions(Options):
 
 @dataclass(frozen=True)
 class FindingsOptions(Options):
-    """Options of writing the findings; without a format a terminal gets a table.
-
-    Attributes
-    ----------
-    fail_on_leak : float, optional      the exit code is 1 where an item has a q-value up to this
-    """
+    """Options of writing the findings; without a format a terminal gets a table."""
 
     format: str | None = option(
         None,
@@ -65,6 +51,5 @@ class FindingsOptions(Options):
         choices=("jsonl", "csv", "sarif", "html"),
         listed=True,
     )
-    fail_on_leak: float | None = option(
-        None, "Exit with 1 where an item has a q-value up to Q.", metavar="Q", low=0, high=1, example=0.05
-    )
+    fail_on_leak: bool = option(False, "Exit with 1 where an item was leaked and learnt.")
+    fail_on_undecided: bool = option(False, "Exit with 1 where an item is undecided.")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stride_cli.audit.presence import document_text
 from stride_cli.corpus.chunking import DocumentTokenizer, scored_positions
 from stride_cli.corpus.documents import Document, content_text
-from stride_cli.corpus.forms import is_scored
 from stride_cli.corpus.sources import ReadLog
 from stride_cli.errors import CorpusError, QueryError, StrideError
 
 if TYPE_CHECKING:
     from stride_cli.corpus.forms import Form
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.data.workspace import Workspace
 
 # takes the error of an item that cannot be used, its file, line and id
 Rejected = Callable[[StrideError, str, int | None, str | None], None]
@@ -31,14 +33,11 @@ class Sample:
     Attributes
     ----------
     document : Document
-    parts : list of (L,) int64        its text alone, tokenised without template and special tokens: what is
-                                      looked for in the corpus; prompt and response apart
     ids : list of (T,) int64          as the index cuts a document: one row a chunk
     weights : list of (T,) float32    1 where a token is scored: all of a text, the response of a prompt
     """
 
     document: Document
-    parts: list[np.ndarray]
     ids: list[np.ndarray]
     weights: list[np.ndarray]
 
@@ -98,13 +97,8 @@ def tokenize_samples(
                     sample of that document
     """
     cutter = DocumentTokenizer(tokenizer, block_size=block_size, form=form)
-    contents = [content_of(document) for document in documents]
-    flat = [content for each in contents for content in each]
-    # a batch of nothing is an error to some tokenizers
-    encoded = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
     samples = []
-    for document, each, whole in zip(documents, contents, cutter.encode_batch(documents), strict=True):
-        parts = [np.asarray(next(encoded), np.int64) for _ in each]
+    for document, whole in zip(documents, cutter.encode_batch(documents), strict=True):
         ids, weights = [], []
         for chunk in cutter.chunks(whole):
             weight = np.zeros(len(chunk.tokens), np.float32)
@@ -121,35 +115,45 @@ def tokenize_samples(
                 raise error
             rejected(error, document.source, document.line, document.id)
             continue
-        samples.append(Sample(document, parts, ids, weights))
+        samples.append(Sample(document, ids, weights))
     return samples
 
 
-def content_of(document: Document) -> list[str]:
-    """Take the text of a document part by part: prompt and response, or each message."""
+def parts_of(document: Document) -> list[str]:
+    """Take the text of a document, or its prompt and its response: of a conversation, the last message."""
     if document.text is not None:
         return [document.text]
     if document.messages is not None:
-        return [content_text(message) for message in document.messages]
-    return [document.prompt or "", document.response or ""]
+        contents = [content_text(message) for message in document.messages]
+        return [part for part in ("\n".join(contents[:-1]), contents[-1]) if part.strip()]
+    return [part for part in (document.prompt or "", document.response or "") if part.strip()]
 
 
-def scored_parts(document: Document) -> list[bool]:
-    """Say which of `content_of` the loss is taken over."""
-    if document.text is not None:
-        return [True]
-    if document.messages is not None:
-        return [is_scored(message) for message in document.messages]
-    return [False, True]
+def copy_sample(workspace: Workspace, item: Document, number: int, span: tuple[int, int]) -> Sample:
+    """Take an item as the corpus holds it: the very tokens and mask that training saw.
 
+    Parameters
+    ----------
+    number : the document that holds it
+    span : characters of its decoded tokens, as of `presence.Copy`; the tokens before are read, not scored
 
-def with_content(document: Document, name: str, contents: Sequence[str]) -> Document:
-    """Make the same kind of document with other words, by another name."""
-    from dataclasses import replace
-
-    if document.text is not None:
-        return replace(document, id=name, text=contents[0])
-    if document.messages is not None:
-        turns = zip(document.messages, contents, strict=True)
-        return replace(document, id=name, messages=tuple({**turn, "content": text} for turn, text in turns))
-    return replace(document, id=name, prompt=contents[0], response=contents[1])
+    Returns
+    -------
+    Sample; where training scored none of these tokens, all of them are scored
+    """
+    _, spans = document_text(workspace.index, workspace.model.tokenizer, number)
+    inside = np.array([begin < span[1] and span[0] < end for begin, end in spans])
+    chunks = [workspace.chunks.chunk(chunk) for chunk in workspace.index.document_chunks(number)]
+    ends = np.cumsum([0, *(len(tokens) for tokens, _ in chunks)])
+    own = [inside[a:b].astype(np.float32) for a, b in pairwise(ends)]
+    for mask in own:
+        mask[:1] = 0  # nothing is before it
+    scored = [mask * weights for mask, (_, weights) in zip(own, chunks, strict=True)]
+    if not any(mask.any() for mask in scored):
+        scored = own
+    rows = [
+        (np.asarray(tokens[: np.flatnonzero(mask)[-1] + 1], np.int64), mask[: np.flatnonzero(mask)[-1] + 1])
+        for (tokens, _), mask in zip(chunks, scored, strict=True)
+        if mask.any()
+    ]
+    return Sample(item, [ids for ids, _ in rows], [weights for _, weights in rows])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,21 +16,14 @@ from stride_cli.commands.prompts import BadInput
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import EXIT_FOUND, UsageError
 
+if TYPE_CHECKING:
+    from index_format.reader import Index
+
 _NAMED = 5  # items by which a job fails
-_MORE = {  # how to come by more controls than were used
-    "made": "a larger --controls-per-item, or --controls FILE",
-    "file": "a longer --controls file",
-    "absent": "--controls FILE of {:,} items that cannot be in the corpus, or, roughly, --controls made",
-}
-_CAVEATS = {
-    "made": "controls made from the items are exchangeable with them only roughly: see stride audit --help",
-    "absent": "items that are not in the corpus are the controls: an effect on them can be found with "
-    "--controls FILE only",
-}
 EXAMPLE = example(
-    "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, q}'",
+    "stride audit benchmark.jsonl --index run.stride | jq -c '{item, verdict, reason}'",
     "stride audit gsm8k.jsonl --field prompt=question --field response=answer --number-ids",
-    "stride audit benchmark.jsonl --controls fresh.jsonl --format sarif --fail-on-leak 0.05 > audit.sarif",
+    "stride audit benchmark.jsonl --controls fresh.jsonl --format sarif --fail-on-leak > audit.sarif",
 )
 
 
@@ -63,21 +55,24 @@ def audit(
     bad_input: Annotated[InputOptions, Flags(InputOptions)],
     sharing: Annotated[SharingOptions, Flags(SharingOptions)],
 ) -> None:
-    """Look for leaked benchmark items: copies in the corpus, and their effect on the model, apart.
+    """Look for leaked benchmark items: is an item in the corpus, and did the model learn it there?
 
-    Lexical evidence: shared n-grams and the best BM25 document, which finds items in other words too. Effect
-    on the model: loss (of a fine-tuned model: what fine-tuning took off it) and influence, compared with
-    controls, and both have to be unusual; p-values by rank, q-values by Benjamini and Hochberg.
+    Four verdicts. Leaked and learnt: a document holds the item, or says it in other words, and the model's
+    loss shows it. Present, no effect: a document holds it, and a test that would have found an effect found
+    none. No evidence: no document holds it. Undecided: no test could have told; `reason` says why.
 
-    Best controls: --controls FILE, items of the same kind, written after the corpus. As good where there are
-    many: the benchmark's own items that are absent from the corpus, so give the whole benchmark; with them
-    only items that have a copy, or are there in other words, can be judged. Controls
-    made from the items (other numbers, words exchanged) stand for untrained items only roughly: not where the
-    model can work out the right number, nor for texts of a few words, nor where nearly all items are in the
-    corpus.
+    Presence is of words: case, white space, punctuation, markup and character forms do not matter; what many
+    documents or items have in common, such as an instruction, is no evidence. Effect: changing a few words of
+    a copy that was learnt costs the model more than changing those of controls does. p-values by rank,
+    q-values by Benjamini and Hochberg.
+
+    Best controls: --controls FILE, 20 items or more of the same kind, written after the corpus. As good: the
+    benchmark's own items that are not in the corpus, so give the whole benchmark. Where nearly all items are
+    in the corpus, versions of them (other numbers, words exchanged) are controls. They can show that an item
+    was learnt, and not that it was not.
     """
     from stride_cli import api
-    from stride_cli.audit.judge import audit_files
+    from stride_cli.audit.judge import LEAKED, UNDECIDED, audit_files
     from stride_cli.config import resolve
     from stride_cli.output import note, wants_json
 
@@ -102,20 +97,18 @@ def audit(
         None if bad.stops else bad.take,
         (where, sharing) if sharing.shared else None,
     )
-    _write(findings, wanted.format, json, benchmark, session.index.path.name, options.level)
-    _summarise(findings, options.level)
+    _write(findings, wanted.format, json, benchmark, session.index)
+    _summarise(findings)
     bad.leave()  # what it found of the others is no verdict on the whole
-    if (limit := wanted.fail_on_leak) is None:
-        return
-    failing = [f"{e.document.id} ({e.verdict}, q = {e.q:.3g})" for e in findings if e.q <= limit]
-    if failing:
-        named = ", ".join(failing[:_NAMED])
-        more = f" and {len(failing) - _NAMED:,} more" if len(failing) > _NAMED else ""
-        note(f"exit code 1 by --fail-on-leak {limit:g}, for their q-values: {named}{more}")
+    failing = [LEAKED] * wanted.fail_on_leak + [UNDECIDED] * wanted.fail_on_undecided
+    named = [f"{found.document.id} ({found.verdict})" for found in findings if found.verdict in failing]
+    if named:
+        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+        note(f"exit code 1, for {', '.join(named[:_NAMED])}{more}")
         raise typer.Exit(EXIT_FOUND)
 
 
-def _write(findings: list, format: str | None, json: bool, benchmark: str, index: str, level: float) -> None:
+def _write(findings: list, format: str | None, json: bool, benchmark: str, index: Index) -> None:
     import sys
 
     from stride_cli.audit.formats import to_csv, to_sarif
@@ -128,8 +121,7 @@ def _write(findings: list, format: str | None, json: bool, benchmark: str, index
         for finding in findings:
             emit(finding.to_record())
     elif format == "html":
-        name = Path(benchmark).name
-        sys.stdout.write(render_page(findings, benchmark=name, index_name=index, level=level))
+        sys.stdout.write(render_page(findings, benchmark=Path(benchmark).name, index=index))
     else:
         sys.stdout.write(to_csv(findings) if format == "csv" else to_sarif(findings))
 
@@ -137,40 +129,21 @@ def _write(findings: list, format: str | None, json: bool, benchmark: str, index
 def _print(findings: list) -> None:
     from stride_cli.commands.tables import print_table
 
-    columns = ["item", "verdict", "q", "n-grams", "longest"]
-    columns += ["loss", "below controls", "influence", "document"]
     rows = []
     for found in findings:
-        words, effect = found.lexical, found.effect
-        copied = [f"{words['ngram_share']:.0%}", str(words["longest_run"])]
-        moved = [f"{effect['loss']:.3f}", f"{effect['loss_gap']:+.3f}", f"{effect['candidate_share']:.0%}"]
-        document = words["document"] or words["bm25_document"]
-        rows.append([found.document.id, found.verdict, f"{found.q:.3g}", *copied, *moved, document])
+        held, effect = found.presence, found.effect
+        q = "" if found.q is None else f"{found.q:.3g}"
+        loss = [f"{effect['loss']:.3f}", f"{effect['control_loss'] or float('nan'):.3f}"]
+        copied = [held["found"], f"{held['share']:.0%}"]
+        rows.append([found.document.id, found.verdict, q, *copied, *loss, held["document"]])
+    columns = ["item", "verdict", "q", "found", "share", "loss", "controls", "document"]
     print_table("audit", columns, rows)
 
 
-def _summarise(findings: list, level: float) -> None:
-    """Counts, and whether there were controls enough, on stderr."""
-    from stride_cli.audit.calibration import fewest_controls, fewest_together
-    from stride_cli.audit.judge import CONTROLS_IN_WORDS, VERDICTS
+def _summarise(findings: list) -> None:
+    """Write on stderr what was found, and what the test could find."""
+    from stride_cli.audit.formats import summary
     from stride_cli.output import note
 
-    counts = Counter(finding.verdict for finding in findings)
-    kind, count = findings[0].controls["kind"], max(finding.controls["count"] for finding in findings)
-    note(
-        f"{len(findings):,} items: "
-        + ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
-        + f"; {count:,} controls, {CONTROLS_IN_WORDS[kind]}"
-    )
-    there = sum(finding.lexical["present"] or finding.lexical["near"] for finding in findings)
-    tested = there or len(findings)
-    wanted = fewest_controls(tested, level)
-    if count < wanted:
-        together = fewest_together(tested, count, level)
-        alone = f"; {together:,} leaked ones together can" if together <= tested else ""
-        note(
-            f"warning: with {count:,} controls (for {tested:,} items) a single leaked item cannot reach "
-            f"q < {level:g}{alone}. {wanted:,} controls would do: {_MORE[kind].format(wanted)}"
-        )
-    if kind in _CAVEATS:
-        note(_CAVEATS[kind])
+    for line in summary(findings):
+        note(line)

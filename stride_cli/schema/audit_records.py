@@ -5,68 +5,70 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypedDict
 
 
-class LexicalEvidence(TypedDict):
-    present: Annotated[bool, "whether enough of the item's n-grams are in the corpus"]
-    near: Annotated[
-        bool, "whether it is there in other words: not present, though one chunk holds many of its 3-grams"
+class PresenceRecord(TypedDict):
+    found: Annotated[
+        str,
+        'what a document holds of it: "item", "prompt" or "response" alone, a "part" of a text, the item in '
+        '"other words"; empty: nothing',
     ]
-    contained: Annotated[float, "the largest share of its 3-grams that one chunk holds, 0 … 1"]
-    contained_document: Annotated[str, "the document of that chunk; empty: none holds any"]
-    ngram: Annotated[int, "n of the n-grams: 8 tokens, or the item's length where it is shorter"]
-    ngram_share: Annotated[float, "share of the item's n-grams that occur in the corpus, 0 … 1"]
-    longest_run: Annotated[int, "tokens of the longest run shared with one document; 0: no n-gram is"]
-    document: Annotated[str, "the document of that run; empty where there is none"]
-    chunk: Annotated[float | None, "the chunk where the run begins; null where there is none"]
-    passage: Annotated[str, "the run with eight tokens on each side"]
-    bm25_document: Annotated[str, "the document of the chunk most like the item by BM25"]
-    bm25_chunk: Annotated[float | None, "that chunk"]
-    bm25_score: Annotated[float, "its score"]
-    bm25_passage: Annotated[str, "its sentence most like the item"]
+    share: Annotated[
+        float, "share of its three-word sequences by rarity, in runs of five words or more of one document"
+    ]
+    loose_share: Annotated[float, "the same in runs of any length"]
+    numbers: Annotated[float, "share of its numbers that stand there; 1 where it has none"]
+    longest_run: Annotated[int, "words of the longest run that it shares with that document"]
+    document: Annotated[str, "the document most like it; empty where there is none"]
+    documents: Annotated[int, "documents as like it, at most 8"]
+    passage: Annotated[str, "what that document and the item have in common, with some text on each side"]
+    differences: Annotated[
+        list[list[str]], "[item's words, document's words]; [how they are set, empty] where the words agree"
+    ]
 
 
 class EffectRecord(TypedDict):
-    p_loss: Annotated[
-        float,
-        "rank of the loss (where base_loss is there: of log base_loss − log loss) among controls / "
-        "(controls + 1), ties at their middle",
+    loss: Annotated[
+        float, "mean nats per scored token: of a copy as it stands in the corpus, else of the item"
     ]
-    p_influence: Annotated[float, "the same of copied_share; 1 where it is 0"]
-    loss: Annotated[float, "mean nats per scored token"]
     base_loss: Annotated[
         float | None, "the same of the model that this one was fine-tuned from; null where there is none"
     ]
-    control_loss: Annotated[float, "mean loss of the controls; of made ones, of those made of the item"]
-    loss_gap: Annotated[float, "control_loss − loss; > 0: the model knows the item better"]
-    candidates: Annotated[int, "chunks like the item, whose influence is added up"]
-    candidate_influence: Annotated[float, "their influence, relative as a query's; > 0 supports"]
-    candidate_share: Annotated[float, "the same / Σ|influence of every chunk|, at least 0"]
-    copied_share: Annotated[float, "the same, each chunk × its BM25 score / that of a copy, at most 1"]
+    control_loss: Annotated[
+        float | None, "mean loss of the controls; of made ones, of the item's own versions"
+    ]
+    influence: Annotated[
+        float | None, "influence of the documents that hold it, relative as a query's; null where none does"
+    ]
+    influence_share: Annotated[float | None, "the same / Σ|influence of every chunk|, at least 0"]
     strongest_document: Annotated[str, "document of the chunk of highest influence; empty: none"]
-    strongest_chunk: Annotated[float | None, "that chunk; null where no chunk supports"]
-    strongest_influence: Annotated[float, "its influence, relative likewise"]
-    strongest_share: Annotated[float, "the same / Σ|influence of every chunk|"]
-    strongest_is_candidate: Annotated[bool, "whether it is one of the chunks like the item"]
+    strongest_share: Annotated[float | None, "its influence / Σ|influence of every chunk|"]
 
 
 class ControlsRecord(TypedDict):
-    kind: Annotated[str, '"file", "absent" (items without a copy) or "made"']
+    kind: Annotated[str, '"file", "absent" (items without a copy) or "made" (versions of items)']
     count: Annotated[int, "controls that the item was ranked among"]
+    sources: Annotated[int, "texts that these come from; below 20 nothing is decided"]
+    power: Annotated[float, "share of items that would have p ≤ level, had learning halved their loss"]
+    together: Annotated[
+        int | None, "items that have to be unusual together for q < level, with so many controls"
+    ]
 
 
 class AuditRecord(TypedDict):
-    schema: Literal["stride.audit/1"]
+    schema: Literal["stride.audit/2"]
     item: Annotated[str, "the item's id"]
     line: Annotated[int, "its line in the benchmark, from 1"]
-    verdict: Annotated[
-        str,
-        '"leaked and learnt", "present, no effect", "effect without a copy" or "no evidence"',
+    verdict: Annotated[str, '"leaked and learnt", "present, no effect", "undecided" or "no evidence"']
+    reason: Annotated[str, "why nothing was decided; else empty"]
+    p: Annotated[
+        float | None,
+        "rank among the controls / (controls + 1), ties at their middle: of a copy, by what changing a few "
+        "words costs; of an item in other words, by its loss; null where it is not tested",
     ]
-    p: Annotated[float, "the larger of p_loss and p_influence: both have to be unusual"]
     q: Annotated[
-        float,
-        "false-discovery rate at which the item would just be reported, among the items that are in the "
-        "corpus (present or near) or among those that are not",
+        float | None,
+        "false-discovery rate at which the item would just be reported, among the items of which there are "
+        "copies, those in other words, or (controls from a file) the others",
     ]
-    lexical: LexicalEvidence
+    presence: PresenceRecord
     effect: EffectRecord
     controls: ControlsRecord

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.audit.bm25 import best_chunks
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.output import to_json
@@ -120,7 +119,7 @@ def select(task: Workspace, queries: QuerySet, size: int, scored: Iterable[np.nd
                 bar.advance()
 
     chosen = choose(rows(), index.n_documents, size, seed=task.seed)
-    lexical = _bm25_rows(index, owner, queries, size)
+    lexical = _bm25_rows(index, owner, queries)
     bm25 = choose(lexical, index.n_documents, size, seed=task.seed)
     random = stream(task.seed, "random selection").permutation(index.n_documents)[:size]
     return Selection(chosen, bm25, random.astype(np.int64))
@@ -134,11 +133,24 @@ def _document_scores(task: Workspace, spec: str, queries: QuerySet) -> Iterator[
         yield from block
 
 
-def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet, size: int) -> Iterator[np.ndarray]:
-    found = best_chunks(index, queries.ids, min(index.n_chunks, max(1000, 4 * size)))
-    for like in found:
+def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet) -> Iterator[np.ndarray]:
+    """Score documents by the BM25 of their best chunk, over tokens, in Lucene's form (k1 = 1.5, b = 0.75)."""
+    from scipy.sparse import csr_array
+
+    tokens = np.asarray(index.array("corpus/tokens"), np.int64)
+    lengths = np.asarray(np.diff(np.asarray(index.array("corpus/chunk_offsets"))), np.int64)
+    n_chunks, rows = len(lengths), np.repeat(np.arange(len(lengths)), lengths)
+    size = int(max(tokens.max(initial=0), *(ids.max(initial=0) for ids in queries.ids))) + 1
+    counts = csr_array((np.ones(len(tokens)), (rows, tokens)), shape=(n_chunks, size))
+    counts.sum_duplicates()
+    frequency = np.bincount(counts.indices, minlength=size)
+    rarity = np.log1p((n_chunks - frequency + 0.5) / (frequency + 0.5))
+    norm = 1.5 * (0.25 + 0.75 * lengths / max(1.0, lengths.mean()))
+    held = np.repeat(norm, np.diff(counts.indptr))
+    counts.data *= rarity[counts.indices] / (counts.data + held)
+    for ids in queries.ids:
         scores = np.zeros(index.n_documents)
-        np.maximum.at(scores, owner[like.chunks], like.scores)
+        np.maximum.at(scores, owner, counts @ np.bincount(ids, minlength=size))
         yield scores
 
 

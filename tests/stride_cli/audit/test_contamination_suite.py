@@ -122,7 +122,13 @@ def test_verdicts_are_counted_by_kind(script, tmp_path: Path) -> None:
     write(
         tmp_path / "audit.jsonl",
         [
-            {"item": item, "q": q, "p": q, "lexical": {"present": item != "e"}, "controls": {"count": 50}}
+            {
+                "item": item,
+                "q": q,
+                "p": q,
+                "presence": {"found": "item" * (item != "e")},
+                "controls": {"count": 50},
+            }
             for item, q in found.items()
         ],
     )

@@ -1,50 +1,73 @@
-"""Versions of items: a step away, of the same kind, and repeatable."""
+"""Versions of samples: a step away, of the same tokens but for that, and repeatable."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
-from stride_cli.audit.controls import perturbed
+from stride_cli.audit.controls import Versions
+from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document
+from stride_cli.models.language.bpe import train_bpe
 
-PROBLEM = "Anna buys 12 pears and 7 plums. How many pieces of fruit does Anna carry home?"
-
-
-@settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10_000))
-def test_a_step_changes_numbers_or_neighbouring_words(seed: int) -> None:
-    version = perturbed(Document(id="a", text=PROBLEM), "b", np.random.default_rng(seed))
-    assert version is not None and version.id == "b" and version.text != PROBLEM
-    words, ours = PROBLEM.split(), (version.text or "").split()
-    assert len(words) == len(ours)
-    assert [len(number) for number in sorted(re.findall(r"\d+", version.text or ""), key=len)] == [1, 2]
-    if sorted(words) != sorted(ours):  # a number was changed, and nothing else
-        assert all(re.fullmatch(r"\d+", our) for word, our in zip(words, ours, strict=True) if word != our)
-    else:
-        assert sum(word != our for word, our in zip(words, ours, strict=True)) == 2
+PROBLEM = "Anna buys 12 pears and 7 plums. How many pieces of fruit does Anna carry home in a bag?"
 
 
-def test_the_same_number_changes_everywhere() -> None:
-    document = Document(id="a", prompt="x", response="so 40 and 40 make 80, as 400 is ten times 40 !")
-    for seed in range(40):
-        version = perturbed(document, "b", np.random.default_rng(seed))
-        assert version is not None and version.prompt == "x"
-        numbers = re.findall(r"\d+", version.response or "")
-        assert numbers[0] == numbers[1] and numbers.count(numbers[0]) == 3
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    texts = [PROBLEM, PROBLEM.upper(), "so 40 and 40 make 80, as 400 is ten times 40 !"]
+    return train_bpe(iter(texts * 9), vocab_size=300, context_length=64)
 
 
-def test_a_short_response_leaves_the_prompt_to_change() -> None:
-    versions = [
-        perturbed(Document(id="a", prompt=PROBLEM, response="19"), "b", np.random.default_rng(seed))
-        for seed in range(20)
-    ]
-    assert all(version is not None and version.prompt != PROBLEM for version in versions)
+def sample(tokenizer: Any, text: str, scored_from: str = "") -> Sample:
+    ids = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    weights = np.ones(len(ids), np.float32)
+    weights[: 1 + len(tokenizer(text[: text.find(scored_from)], add_special_tokens=False)["input_ids"])] = 0
+    return Sample(Document(id="a", text=text), [np.array(ids)], [weights])
 
 
-def test_nothing_to_change() -> None:
-    assert perturbed(Document(id="a", text="word"), "b", np.random.default_rng(0)) is None
-    assert perturbed(Document(id="a", text="so so so"), "b", np.random.default_rng(0)) is None
+def versions(tokenizer: Any, one: Sample, count: int = 30) -> list[str]:
+    made, owner = Versions(tokenizer, 0).of([one], count, 1)
+    assert owner.tolist() == [0] * len(made)
+    for each in made:
+        assert each.ids[0][0] == tokenizer.bos_token_id and len(each.ids[0]) == len(each.weights[0])
+    return [tokenizer.decode(each.ids[0], skip_special_tokens=True) for each in made]
+
+
+@pytest.mark.parametrize("setting", [str, str.upper, lambda text: text.replace(" ", "\u00a0")])
+def test_a_step_changes_numbers_or_neighbouring_words(tokenizer: Any, setting: Any) -> None:
+    text = setting(PROBLEM)
+    found = versions(tokenizer, sample(tokenizer, text))
+    assert len(found) >= 28 and len(set(found)) > 10  # two changes may undo each other
+    for version in found:
+        words, ours = text.split(), version.split()
+        assert len(words) == len(ours) and version != text
+        digits = sorted(map(len, re.findall(r"\d+", version)))
+        assert digits == [1, 2]
+        moved = Counter(words) - Counter(ours)
+        assert all(re.fullmatch(r"\d+", word) for word in moved)  # else words changed places
+    assert versions(tokenizer, sample(tokenizer, text)) == found
+
+
+def test_the_same_number_changes_everywhere(tokenizer: Any) -> None:
+    for version in versions(tokenizer, sample(tokenizer, "so 40 and 40 make 80, as 400 is ten times 40 !")):
+        numbers = re.findall(r"\d+", version)
+        assert len(set(numbers[:2])) == 1 and numbers.count(numbers[0]) == 3
+
+
+def test_what_is_not_scored_stays_but_where_little_is(tokenizer: Any) -> None:
+    text = f"so it is. {PROBLEM}"
+    assert all(
+        each.startswith("so it is. ") for each in versions(tokenizer, sample(tokenizer, text, " Anna"))
+    )
+    short = versions(tokenizer, sample(tokenizer, f"{PROBLEM} 19", " 19"))
+    assert any(not each.startswith(PROBLEM) for each in short)
+
+
+@pytest.mark.parametrize("text", ["word", "so so so"])
+def test_nothing_to_change(tokenizer: Any, text: str) -> None:
+    assert versions(tokenizer, sample(tokenizer, text)) == []

@@ -10,8 +10,8 @@ import pytest
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.attribution.several import open_pipeline
-from stride_cli.audit.controls import Controls, steepness
-from stride_cli.audit.effect import Candidates, _effect, _measure, measure_losses
+from stride_cli.audit.effect import _effect, _measure, measure_losses
+from stride_cli.audit.ranking import _Logs
 from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document
 from stride_cli.data.batches import ChunkReader
@@ -40,7 +40,7 @@ def sample(name: str, *lengths: int) -> Sample:
     """Rows of random tokens, all but the first of each scored."""
     ids = [RANDOM.integers(0, 61, length) for length in lengths]
     weights = [(np.arange(length) > 0).astype(np.float32) for length in lengths]
-    return Sample(Document(id=name, text=name, source="benchmark", line=1), ids, ids, weights)
+    return Sample(Document(id=name, text=name, source="benchmark", line=1), ids, weights)
 
 
 def rows_of(samples: list[Sample]) -> QuerySet:
@@ -52,13 +52,12 @@ def rows_of(samples: list[Sample]) -> QuerySet:
 
 def test_shares_are_of_all_influence_whatever_its_sign() -> None:
     found = solution({1: 2.0, 4: -1.0, 6: 0.5, 9: 3.0})
-    effect = _effect(0.7, found, Candidates(np.array([6, 1, 3]), np.array([0.5, 0.9, 1.0])))
+    effect = _effect(0.7, found, np.array([6, 1, 3]))
     assert (effect.loss, effect.candidate_influence) == (0.7, 2.5)
     assert effect.candidate_share == pytest.approx(2.5 / 6.5)
-    assert effect.copied_share == pytest.approx((2.0 * 0.9 + 0.5 * 0.5) / 6.5)
     assert (effect.strongest_chunk, effect.strongest_influence) == (9, 3.0)
-    assert effect.strongest_share == pytest.approx(3.0 / 6.5) and not effect.strongest_is_candidate
-    assert _effect(0.7, found, Candidates(np.array([9]), np.ones(1))).strongest_is_candidate
+    assert effect.strongest_share == pytest.approx(3.0 / 6.5)
+    assert _effect(0.7, solution({3: -1.0}), np.array([3])).strongest_chunk == -1
 
 
 def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: ChunkReader) -> None:
@@ -86,25 +85,20 @@ def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: Chu
 
 
 def test_steepness_is_what_one_more_step_costs(model) -> None:
-    """Item 0 has two versions among the controls, item 1 one that is no control, item 2 none."""
+    """Item 0 has two versions, item 1 one, item 2 none: nothing is known of it."""
     items = [sample(f"item {number}", 12) for number in range(3)]
-    made = [sample(f"made {number}", 12) for number in range(2)]
-    others, references = [sample("other", 12)], [sample(f"reference {number}", 12) for number in range(3)]
-    against = Controls("made", made, np.array([0, 0]), others, np.array([1]), references, np.array([0, 0, 1]))
-    item, control, other, reference = (
-        query_losses(model, rows_of(each)) for each in (items, made, others, references)
-    )
-    session: Any = SimpleNamespace(model=model)
-    found, versions = steepness(session, np.concatenate([item, control]), against, len(items))
+    made = [sample(f"made {number}", 12) for number in range(3)]
+    logs: Any = object.__new__(_Logs)
+    logs.model, logs.before = model, None
+    logs.make = SimpleNamespace(of=lambda samples, count, step: (made, np.array([0, 0, 1])))
+    own, versions = (np.log(query_losses(model, rows_of(each))) for each in (items, made))
+    steep = logs.steepness(items, logs.of(items, ""), 2, 1)
     np.testing.assert_allclose(
-        found,
-        [
-            np.log(control).mean() - np.log(item[0]),
-            np.log(other[0]) - np.log(item[1]),
-            0.0,  # nothing is known
-            np.log(reference[:2]).mean() - np.log(control[0]),
-            np.log(reference[2]) - np.log(control[1]),
-        ],
-        atol=1e-5,
+        steep.values, [versions[:2].mean() - own[0], versions[2] - own[1], 0], atol=1e-5
     )
-    np.testing.assert_allclose(versions, [control.mean(), other[0], np.nan], rtol=1e-5)
+    np.testing.assert_allclose(
+        steep.mean_losses()[:2], [np.exp(versions[:2]).mean(), np.exp(versions[2])], rtol=1e-5
+    )
+    # of a fine-tuned model: how much less of its base's loss is left
+    logs.before = model
+    assert np.abs(logs.of(items, "")).max() == 0

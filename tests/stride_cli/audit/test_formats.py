@@ -5,58 +5,70 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from stride_cli.audit.formats import to_csv, to_sarif
-from stride_cli.audit.judge import LEAKED, Finding
+from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, Finding
 from stride_cli.corpus.documents import Document
-from stride_cli.report.audit_page import render_page
+from stride_cli.report.audit_page import _MARKS, render_page
 
 NASTY = '=cmd|"/c calc"!A1\x1b]0;owned\x07\u202e<script>'
 
 
-def finding() -> Finding:
-    lexical: Any = {
-        "present": True,
-        "near": False,
-        "contained": 1.0,
-        "contained_document": "=2",
-        "ngram": 8,
-        "ngram_share": 1.0,
+def finding(verdict: str = LEAKED, **changed: Any) -> Finding:
+    presence: Any = {
+        "found": "item",
+        "share": 1.0,
+        "loose_share": 1.0,
+        "numbers": 1.0,
         "longest_run": 9,
         "document": "@SUM(A1)",
-        "chunk": 3,
+        "documents": 3,
         "passage": "-1 is negative",
-        "bm25_document": "+1",
-        "bm25_chunk": 3,
-        "bm25_score": -0.5,
-        "bm25_passage": "a = b",
+        "differences": [["a", NASTY], ["case", ""]],
     }
-    effect: Any = {
-        "loss": 1.0,
-        "base_loss": None,
-        "control_loss": 0.5,
-        "loss_gap": -0.5,
-        "candidate_share": 0.1,
-    }
-    controls: Any = {"kind": "file", "count": 30}
-    return Finding(Document(NASTY, text="a b c", line=1), LEAKED, 0.01, 0.02, lexical, effect, controls)
+    effect: Any = {"loss": 1.0, "base_loss": None, "control_loss": -0.5, "influence_share": 0.1}
+    controls: Any = {"kind": "file", "count": 30, "sources": 30, "power": 0.9, "together": 2}
+    document = Document(NASTY, text="a b c <b>text</b>", line=1)
+    return replace(Finding(document, verdict, "", 0.01, 0.02, presence, effect, controls), **changed)
 
 
 def test_texts_are_no_formulas_and_numbers_stay_numbers() -> None:
     (row,) = csv.DictReader(io.StringIO(to_csv([finding()])))
     assert row["item"] == f"'{NASTY}"
-    assert row["lexical.document"] == "'@SUM(A1)" and row["lexical.bm25_document"] == "'+1"
-    assert row["lexical.passage"] == "'-1 is negative" and row["lexical.bm25_passage"] == "a = b"
-    assert row["effect.loss_gap"] == "-0.5" and row["lexical.bm25_score"] == "-0.5"
+    assert row["presence.document"] == "'@SUM(A1)" and row["presence.passage"] == "'-1 is negative"
+    assert row["effect.control_loss"] == "-0.5" and row["controls.together"] == "2"
+
+
+def page_of(findings: list[Finding]) -> str:
+    index: Any = SimpleNamespace(
+        path=Path(NASTY), attributes={"model_path": NASTY, "fingerprints": {"corpus": "0123"}}
+    )
+    return render_page(findings, benchmark=NASTY, index=index)
 
 
 def test_sarif_and_page_steer_nothing() -> None:
-    sarif = to_sarif([finding()])
-    page = render_page([finding()], benchmark=NASTY, index_name=NASTY, level=0.05)
+    sarif, page = to_sarif([finding()]), page_of([finding()])
     for text in (sarif, page):
         assert not set(text) & set("\x1b\x07\u202e")
     (result,) = json.loads(sarif)["runs"][0]["results"]
     assert result["properties"]["item"] == NASTY
     assert page.count("<script>") == 1  # its own
-    assert r"\x1b]0;owned\x07\u202e" in page
+    assert r"\x1b]0;owned\x07\u202e" in page and "&lt;b&gt;text" in page
+
+
+def test_a_page_says_what_was_found_and_what_could_not_be() -> None:
+    reason = "controls come from 5 texts, and it takes 20"
+    nothing = {"p": None, "q": None}
+    findings = [finding(), finding(UNDECIDED, reason=reason), finding(PRESENT), finding(NOTHING, **nothing)]
+    page = page_of(findings)
+    assert "<b>1 of 4 items was leaked and learnt; 1 is undecided.</b>" in page
+    assert [page.count(f'data-verdict="{number}"') for number in range(4)] == [1, 1, 1, 1]
+    assert len(set(_MARKS.values())) == 4 and all(f"{mark} {said}" in page for said, mark in _MARKS.items())
+    assert reason in page and "--controls FILE" in page and page.count("q = ") == 5
+    assert "No item was found to be leaked and learnt, of 2" in page_of(findings[2:])
+    rules = {each["ruleId"] for each in json.loads(to_sarif(findings))["runs"][0]["results"]}
+    assert rules == {"leaked", "undecided", "present"}

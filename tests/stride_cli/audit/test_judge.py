@@ -8,19 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stride_cli.audit.calibration import grouped_q_values
-from stride_cli.audit.controls import Controls
-from stride_cli.audit.effect import Effect
-from stride_cli.audit.judge import (
-    EFFECT,
-    LEAKED,
-    NOTHING,
-    PRESENT,
-    AuditOptions,
-    _rank,
-    audit,
-    verdict_of,
-)
+from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, AuditOptions, _verdict, audit
+from stride_cli.audit.presence import Copy
+from stride_cli.audit.ranking import Test as Ranks
 from stride_cli.corpus.documents import Document
 from stride_cli.errors import UsageError
 
@@ -88,111 +78,105 @@ def session(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.slow
-def test_leaked_items_are_found_and_the_others_not(session) -> None:
-    found = audit(session, documents(range(12)), documents(range(3000, 3080), "controls"))
-    assert [finding.verdict for finding in found] == [LEAKED] * 6 + [PRESENT] + [NOTHING] * 5
+@pytest.mark.parametrize("kind", ["file", "absent", "made"])
+def test_leaked_items_are_found_and_the_others_not(session, kind: str) -> None:
+    """Whatever the controls: six items are learnt, one stands in the corpus once, the others nowhere."""
+    controls = documents(range(3000, 3080), "controls") if kind == "file" else None
+    options = AuditOptions(controls="auto" if kind == "file" else kind)
+    found = audit(session, documents(range(60)), controls, options)
+    verdicts = [finding.verdict for finding in found]
+    assert verdicts[:6] == [LEAKED] * 6 and verdicts[6] in (PRESENT, UNDECIDED)
+    assert verdicts[7:] == [NOTHING] * 53
     for number, finding in enumerate(found[:6]):
-        assert finding.lexical["document"].startswith(f"leak/{number}/")
-        assert finding.lexical["bm25_document"].startswith(f"leak/{number}/")
-        assert finding.lexical["ngram_share"] == 1 and finding.effect["loss_gap"] > 0
-        assert problem(number)[10:60] in finding.lexical["passage"]
+        assert (
+            finding.presence["document"].startswith(f"leak/{number}/") and finding.presence["found"] == "item"
+        )
+        assert finding.presence["share"] == 1 and finding.presence["differences"] == []
+        assert finding.presence["documents"] == 8 and problem(number)[10:60] in finding.presence["passage"]
         assert finding.effect["strongest_document"].startswith(f"leak/{number}/")
-        assert finding.effect["strongest_is_candidate"] and finding.effect["candidate_share"] > 0.3
-        assert finding.q <= 0.05 and finding.controls == {"kind": "file", "count": 80}
-    # the copy's influence is found, but the loss is as it would be without it
-    assert found[6].effect["p_influence"] < 0.05 < found[6].effect["p_loss"]
-
-
-@pytest.mark.slow
-def test_controls_made_from_the_items(session) -> None:
-    found = audit(session, documents(range(12)), options=AuditOptions(controls_per_item=10))
-    # weaker than controls from a file: the versions of a text differ in how natural they are
-    assert sum(finding.verdict == LEAKED for finding in found[:6]) >= 2
-    assert max(finding.p for finding in found[:6]) < min(finding.p for finding in found[7:])
-    assert not any(finding.verdict in (LEAKED, EFFECT) for finding in found[6:])
-    assert found[0].controls["kind"] == "made" and found[0].controls["count"] >= 100
-    again = audit(session, documents(range(12)), options=AuditOptions(controls_per_item=10))
+        assert finding.effect["influence_share"] > 0.3 and finding.q < 0.05
+        assert finding.controls["kind"] == kind and finding.controls["sources"] == {"file": 80}.get(kind, 53)
+    assert all(finding.p is None for finding in found[7:]) == (kind != "file")
+    again = audit(session, documents(range(60)), controls, options)
     assert [finding.p for finding in again] == [finding.p for finding in found]
 
 
 @pytest.mark.slow
-def test_items_without_a_copy_as_controls(session) -> None:
-    """Enough of them are preferred to made ones; they themselves cannot stand out from each other."""
-    found = audit(session, documents(range(60)))
-    assert [finding.verdict for finding in found] == [LEAKED] * 6 + [PRESENT] + [NOTHING] * 53
-    assert found[0].controls == {"kind": "absent", "count": 53}
-    assert found[-1].controls == {"kind": "absent", "count": 52}
-    assert found[6].effect["p_influence"] < 0.05 < found[6].effect["p_loss"]
-    with pytest.raises(UsageError, match="each of the 3 items is in the corpus"):
-        audit(session, documents(range(3)), options=AuditOptions(controls="absent"))
-    with pytest.raises(UsageError, match="--controls is 'some'"):
-        audit(session, documents(range(3)), options=AuditOptions(controls="some"))
+@pytest.mark.parametrize("items", [range(6), range(1040, 1045)])
+def test_a_few_items_that_are_all_in_the_corpus_are_undecided(session, items: range) -> None:
+    found = audit(session, documents(items))
+    assert {finding.verdict for finding in found} == {UNDECIDED}
+    assert f"controls come from {len(items)} texts, and it takes 20" in found[0].reason
+
+
+@pytest.mark.slow
+def test_a_copy_in_other_case_is_scored_as_the_corpus_has_it(tmp_path: Path) -> None:
+    copies = {f"leak/{n}/{copy}": problem(n).upper() for n in range(6) for copy in range(12)}
+    found = audit(opened(tmp_path, OWN | copies), documents(range(60)))
+    assert [finding.verdict for finding in found] == [LEAKED] * 6 + [NOTHING] * 54
+    assert found[0].presence["differences"] == [["case", ""]]
+    assert found[0].effect["loss"] < 0.5 * found[0].effect["control_loss"]
 
 
 @pytest.mark.slow
 def test_items_in_other_words_are_found(tmp_path: Path) -> None:
-    """No n-gram test says so; what one chunk holds, and the model, do."""
     versions = {f"other words/{n}/{draw}": reworded(problem(n), draw) for n in range(6) for draw in range(12)}
     session = opened(tmp_path, OWN | versions)
     found = audit(session, documents(range(60)))
-    assert not any(finding.lexical["present"] for finding in found)
-    assert [finding.lexical["near"] for finding in found] == [True] * 6 + [False] * 54
-    # of others the tiny model has not learnt enough to know the item by its version
-    assert sum(finding.verdict == LEAKED and finding.q < 0.05 for finding in found[:6]) >= 4
+    assert {finding.presence["found"] for finding in found[:6]} <= {"item", "other words"}
     assert {finding.verdict for finding in found[6:]} == {NOTHING}
+    # of others the tiny model has not learnt enough to know the item by its version
+    assert sum(finding.verdict == LEAKED for finding in found[:6]) >= 4
     for number, finding in enumerate(found[:6]):
-        assert finding.lexical["ngram_share"] < 0.7
-        assert 0.25 <= finding.lexical["contained"] < 1 and finding.effect["base_loss"] is None
-        assert finding.lexical["contained_document"].startswith(f"other words/{number}/")
-    assert found[0].controls == {"kind": "absent", "count": 54}
-    blind = audit(session, documents(range(60)), options=AuditOptions(near=1.0))
-    assert not any(finding.verdict == LEAKED for finding in blind)
+        assert (
+            finding.presence["document"].startswith(f"other words/{number}/")
+            and finding.presence["differences"]
+        )
 
 
 @pytest.mark.slow
 def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
-    with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(100% of"):
+    with pytest.raises(UsageError, match=r"'controls/1040' is in the corpus \(item: 100%"):
         audit(session, documents(range(3)), documents(range(1040, 1041), "controls"))
     with pytest.raises(UsageError, match=r"control 'controls/2' is the benchmark's item"):
         audit(session, documents(range(3)), documents(range(2, 3), "controls"))
+    with pytest.raises(UsageError, match="each of the items is in the corpus"):
+        audit(session, documents(range(3)), options=AuditOptions(controls="absent"))
+    with pytest.raises(UsageError, match="--controls is 'some'"):
+        audit(session, documents(range(3)), options=AuditOptions(controls="some"))
     with pytest.raises(UsageError, match="empty"):
         audit(session, [])
-    with pytest.raises(UsageError, match="no control can be made"):
-        audit(session, [Document(id="a", text="unrepeatable", source="x", line=1)])
 
 
-def test_verdicts() -> None:
-    assert verdict_of(True, True, True) == LEAKED and verdict_of(True, True, False) == PRESENT
-    assert verdict_of(False, True, True) == LEAKED and verdict_of(False, True, False) == NOTHING
-    assert verdict_of(False, False, True) == EFFECT and verdict_of(False, False, False) == NOTHING
-
-
-@pytest.mark.parametrize("learnt", [0, 8])
-def test_easy_items_are_told_from_learnt_ones_by_the_base_model(learnt: int) -> None:
-    """Of 16 items with a copy some were learnt; how hard an item is differs far more than what was learnt.
-
-    With the losses before the fine-tuning nearly all learnt ones are found among 100 absent ones, and false
-    discoveries stay under the rate, also where nothing was learnt; without them hardly any is.
-    """
-    generator = np.random.default_rng(7)
-    present = np.arange(116) < 16
-    shares, found, blind = [], [], []
-    for _ in range(200):
-        before = np.exp(generator.normal(1, 0.6, 116))
-        loss = before * np.exp(generator.normal(-0.2, 0.05, 116))
-        loss[:learnt] *= 0.6
-        copied = np.where(present, 0.9, generator.uniform(0, 0.5, 116))  # untrained copies too
-        effects = [
-            Effect(each, 0.0, 0.0, share, -1, 0.0, 0.0, False)
-            for each, share in zip(loss, copied, strict=True)
-        ]
-        q = {}
-        for name, base in (("base", before), ("no base", None)):
-            p, _, _, count = _rank(None, effects, Controls("absent"), present, base)
-            assert (count[present] == 100).all() and (count[~present] == 99).all()
-            q[name] = grouped_q_values(p, present)[present] < 0.05
-        shares.append(q["base"][learnt:].sum() / max(1, q["base"].sum()))
-        found.append(q["base"][:learnt].mean() if learnt else 1.0)
-        blind.append(q["no base"][:learnt].mean() if learnt else 0.0)
-    assert np.mean(shares) < 0.05
-    assert np.mean(found) > 0.9 and np.mean(blind) < 0.2
+@pytest.mark.parametrize(
+    ("found", "test", "q", "verdict", "reason"),
+    [
+        ("item", {}, 0.01, LEAKED, ""),
+        ("other words", {}, 0.01, LEAKED, ""),
+        ("item", {}, 0.5, PRESENT, ""),
+        ("prompt", {"p": 0.01}, 0.5, UNDECIDED, "more controls would tell"),
+        ("item", {"sources": 19}, 0.01, UNDECIDED, "from 19 texts"),
+        ("item", {"power": 0.4}, 0.5, UNDECIDED, "40%"),
+        ("item", {"half_learnt": True}, 0.5, UNDECIDED, "half learnt"),
+        ("item", {"half_learnt": True}, 0.01, LEAKED, ""),
+        ("item", {"p": np.nan}, 1.0, UNDECIDED, "nothing in it can be changed"),
+        ("other words", {"kind": "made"}, 1.0, UNDECIDED, "no controls for that"),
+        ("", {}, 1.0, NOTHING, ""),
+        ("", {"kind": "file"}, 0.01, UNDECIDED, "no copy was found"),
+        ("common", {}, 1.0, UNDECIDED, "so short"),
+    ],
+)
+def test_verdicts(found: str, test: dict, q: float, verdict: str, reason: str) -> None:
+    copy = Copy("" if found == "common" else found, common=found == "common")
+    known = {
+        "kind": "absent",
+        "sources": 40,
+        "count": 40,
+        "half_learnt": False,
+        "p": 0.3,
+        "power": 0.9,
+    } | test
+    known |= {name: np.array([known[name]]) for name in ("p", "power")}
+    ranks = Ranks(**known, losses=np.ones(1), before=None, others=np.ones(1))
+    said = _verdict(copy, ranks, 0, q, 0.05)
+    assert said[0] == verdict and reason in said[1] and bool(reason) == bool(said[1])

@@ -145,8 +145,12 @@ def test_verdicts_and_searches_are_counted_by_kind(script, tmp_path: Path) -> No
             "item": item,
             "verdict": verdicts.get(item, ("no evidence", 1.0))[0],
             "q": verdicts.get(item, ("no evidence", 1.0))[1],
-            "lexical": {"present": item in "ac", "near": item == "b", "ngram_share": float(item in "ac")},
-            "effect": {"p_loss": 0.5, "loss": 1.0},
+            "p": 0.5,
+            "presence": {
+                "found": {"a": "item", "b": "other words", "c": "item"}.get(item, ""),
+                "share": item in "ac",
+            },
+            "effect": {"loss": 1.0},
             "controls": {"count": 40},
         }
         for item in kinds
@@ -161,7 +165,7 @@ def test_verdicts_and_searches_are_counted_by_kind(script, tmp_path: Path) -> No
     assert (trained["problems"], trained["tested"], trained["called_leaked"]) == (2, 2, 1)
     assert found["untrained", "copy"]["called_leaked"] == found["absent", ""]["called_leaked"] == 0
     search = {row["method"]: row for row in tables.search_rows(tmp_path, kinds)}
-    assert (search["8-grams"]["trained_flagged"], search["8-grams"]["untrained_flagged"]) == (1, 1)
-    assert search["8-grams"]["trained_above"] == 0.25  # one is like it, one below
+    assert (search["words"]["trained_flagged"], search["words"]["untrained_flagged"]) == (1, 1)
+    assert search["words"]["trained_above"] == 0.25  # one is like it, one below
     assert (search["bm25"]["trained_flagged"], search["bm25"]["untrained_flagged"]) == (1, 0)
     assert search["bm25"]["trained_above"] == 0.75

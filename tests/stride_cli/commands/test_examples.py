@@ -321,7 +321,7 @@ def test_the_suite_of_leaks_in_other_words(script: Runs, documents: list[dict], 
     small |= {"MAKE": "--documents 60 --copies 4 --base 20 --rates 7 --held-back"}
     done = script(*line, **small)
     rows = read(done.stdout)
-    assert {row["method"] for row in rows if row["table"] == "search"} == {"8-grams", "bm25"}
+    assert {row["method"] for row in rows if row["table"] == "search"} == {"words", "bm25"}
     audit = [row for row in rows if row["table"] == "audit"]
     forms = ["copy", "edit", "rewritten", "held back"]
     groups = [

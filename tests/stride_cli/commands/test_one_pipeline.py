@@ -10,7 +10,7 @@ import pytest
 
 from stride_cli import api
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.audit.effect import Candidates, _measure, measure_effects
+from stride_cli.audit.effect import _measure, measure_effects
 from stride_cli.audit.samples import Sample, tokenize_samples
 from stride_cli.corpus.documents import Document
 from stride_cli.data.queries import Query
@@ -84,8 +84,7 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
     assert measured.losses[0] == answer.loss
     if settings != ALONE:  # as the audit asks
         return
-    everything = Candidates(np.arange(session.index.n_chunks), np.ones(session.index.n_chunks))
-    (effect,) = measure_effects(session, [sample], [everything])
+    (effect,) = measure_effects(session, [sample], [np.arange(session.index.n_chunks)])
     assert effect.loss == answer.loss
     assert effect.candidate_influence == answer.influences.values.sum()
     assert effect.strongest_influence == expected.max()

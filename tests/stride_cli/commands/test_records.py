@@ -47,7 +47,7 @@ LINES = (
     ("ask", "corpus.jsonl 'The French' --index run.stride", ["stride.answer/1"]),
     ("query", "3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),
     ("report", "'The French' --index run.stride", ["stride.report/1"]),
-    ("audit", "queries.jsonl --index run.stride", ["stride.audit/1"] * 3),
+    ("audit", "queries.jsonl --index run.stride", ["stride.audit/2"] * 3),
     ("select", "queries.jsonl --index run.stride --size 4", ["stride.selection/1"]),
     ("evaluate selection", f"selection {SELECTED}", ["stride.selection_score/1"] * 4),
     ("evaluate truth", f"{ASKED} --subsets 3 --workers 1", ["stride.truth/1"]),

@@ -1,0 +1,148 @@
+"""Rank items among controls: copies by how steep their losses are, items in other words by their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stride_cli.audit.calibration import own_differences, p_values, power
+from stride_cli.audit.controls import FEWEST, REFERENCES, Versions
+from stride_cli.audit.effect import measure_losses, model_before
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.session import Session
+    from stride_cli.audit.options import AuditOptions
+    from stride_cli.audit.samples import Sample
+
+_SHIFT = float(np.log(2))  # the power is that of finding an item whose loss was halved
+_SOURCES = 100  # items without a copy of which versions are made, at most
+
+
+@dataclass(frozen=True)
+class Test:
+    """Where N items stand among controls.
+
+    Attributes
+    ----------
+    kind : "file", "absent" or "made"
+    sources, count : texts that the controls come from, and the controls
+    p : (N,) float64        NaN where an item cannot be tested
+    power : (N,) float64    share of items whose loss was halved that would have p ≤ level
+    losses, before, others : (N,) float64    mean nats a token of the item as it was measured, by the model
+        and (or None) the one before its fine-tuning; of what it is compared with
+    half_learnt : bool      whether the controls are versions of items that are in the corpus
+    """
+
+    kind: str
+    sources: int
+    count: int
+    p: np.ndarray
+    power: np.ndarray
+    losses: np.ndarray
+    before: np.ndarray | None
+    others: np.ndarray
+    half_learnt: bool = False
+
+
+def among_controls(
+    session: Session,
+    kind: str,
+    items: Sequence[Sample],
+    exact: np.ndarray,
+    controls: Sequence[Sample],
+    options: AuditOptions,
+) -> Test:
+    """Rank items among texts without a copy.
+
+    Parameters
+    ----------
+    items : as `judge` measures them
+    exact : (N,) bool       those that are copies of what the corpus holds
+    """
+    n, logs = len(items), _Logs(session)
+    own = logs.of([*items, *controls], "losses")
+    losses, before = logs.raw
+    copies = [item for item, copy in zip(items, exact, strict=True) if copy]
+    p = p_values(-own[:n], -own[n:])
+    strength = np.full(n, power(-own[n:], options.level, _SHIFT))
+    if copies:
+        known = np.concatenate([own[:n][exact], own[n:]])
+        steep = logs.steepness([*copies, *controls], known, options.controls_per_item, 1).values
+        p[exact] = p_values(steep[: len(copies)], steep[len(copies) :])
+        strength[exact] = power(steep[len(copies) :], options.level, _SHIFT)
+    others = np.full(n, losses[n:].mean() if len(controls) else np.nan)
+    before = None if before is None else before[:n]
+    return Test(kind, len(controls), len(controls), p, strength, losses[:n], before, others)
+
+
+def among_versions(
+    session: Session, items: Sequence[Sample], exact: np.ndarray, absent: np.ndarray, options: AuditOptions
+) -> Test:
+    """Rank copies among versions of items without a copy (`absent`), or, where these are few, of all."""
+    n, logs = len(items), _Logs(session)
+    own = logs.of(items, "losses")
+    losses, before = logs.raw
+    sources = np.flatnonzero(absent)[:_SOURCES]
+    copies = int(exact.sum())
+    rows = np.concatenate([np.flatnonzero(exact), sources])
+    steep = logs.steepness([items[int(row)] for row in rows], own[rows], options.controls_per_item, 1)
+    further = logs.steepness(steep.versions, steep.logs, REFERENCES, 2)
+    compared, versions = own_differences(steep.values, further.values, steep.owner)
+    enough = len(sources) >= FEWEST
+    usable = np.isfinite(versions) & ((steep.owner >= copies) | (not enough))
+    p, others = np.full(n, np.nan), np.full(n, np.nan)
+    p[exact] = np.where(np.isfinite(compared), p_values(compared, versions[usable]), np.nan)[:copies]
+    others[rows] = steep.mean_losses()
+    strength = np.full(n, power(versions[usable], options.level, _SHIFT))
+    count, texts = int(usable.sum()), len(np.unique(steep.owner[usable]))
+    return Test("made", texts, count, p, strength, losses, before, others, not enough)
+
+
+@dataclass(frozen=True)
+class _Steep:
+    """Steepness D of N samples; their versions, whose these are, and the versions' log losses and losses."""
+
+    values: np.ndarray
+    versions: list[Sample]
+    owner: np.ndarray
+    logs: np.ndarray
+    losses: np.ndarray
+
+    def mean_losses(self) -> np.ndarray:
+        """Average the losses of each sample's versions, (N,); NaN for one without any."""
+        return _mean_by(self.owner, self.losses, len(self.values))
+
+
+class _Logs:
+    """Measures log losses; of a fine-tuned model whose base is there, log loss − log loss of the base."""
+
+    def __init__(self, session: Session) -> None:
+        self.model, self.before = session.model, model_before(session)
+        self.make = Versions(session.model.tokenizer, session.index.seed)
+        self.raw: tuple[np.ndarray, np.ndarray | None] = np.zeros(0), None  # losses of the last call
+
+    def of(self, samples: Sequence[Sample], doing: str) -> np.ndarray:
+        """Measure samples, (S,) float64."""
+        own, before = measure_losses(self.model, samples, doing), None
+        if self.before is not None:
+            before = measure_losses(self.before, samples, f"{doing} before the fine-tuning")
+        self.raw = own, before
+        logs = [np.log(np.maximum(losses, 1e-9)) for losses in (own, before) if losses is not None]
+        return np.asarray(logs[0] if before is None else logs[0] - logs[1])
+
+    def steepness(self, samples: Sequence[Sample], own: np.ndarray, count: int, step: int) -> _Steep:
+        """Compute D of samples with log losses `own`; 0, nothing known, where no version could be made."""
+        versions, owner = self.make.of(samples, count, step)
+        found = self.of(versions, "losses of versions")
+        means = _mean_by(owner, found, len(samples))
+        return _Steep(np.nan_to_num(means - own), versions, owner, found, self.raw[0])
+
+
+def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Average the values of each owner, (count,); NaN for one without any."""
+    sizes = np.bincount(owner, minlength=count)
+    sums = np.bincount(owner, weights=values, minlength=count)
+    return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)
