@@ -305,7 +305,7 @@ class _Item:
         first, last, _ = part.indices(len(self.words))
         stop = max(first + 1, last - min(_GRAM, len(self.words)) + 1)
         weights = self.weights[first:stop]
-        return float(weights @ held[first:stop] / weights.sum()) if len(weights) else 0.0
+        return min(1.0, float(weights @ held[first:stop] / weights.sum())) if len(weights) else 0.0
 
     def _numbers(self, held: np.ndarray, part: slice = slice(None)) -> float:
         """Return the share of the distinct numbers among some words that are held."""
