@@ -62,12 +62,12 @@ class Versions:
 
     Parameters
     ----------
-    tokenizer : of the model
+    tokenizer, longest : of the model, and the tokens of its context, at which a version ends
     seed : of the index; each version has its own stream of random numbers
     """
 
-    def __init__(self, tokenizer: Any, seed: int) -> None:
-        self.tokenizer, self.seed = tokenizer, seed
+    def __init__(self, tokenizer: Any, longest: int, seed: int) -> None:
+        self.tokenizer, self.longest, self.seed = tokenizer, longest, seed
         self._special = set(tokenizer.all_special_ids)
         self._known: dict[str, tuple[int, ...]] = {}
 
@@ -97,8 +97,10 @@ class Versions:
         for row in groups:
             other = self._changed(row, generator)
             changed |= other != row
-            ids.append(np.array([token for group in other for token in group.ids], np.int64))
-            weights.append(np.array([flag for group in other for flag in group.scored], np.float32))
+            tokens = [token for group in other for token in group.ids][: self.longest]
+            flags = [flag for group in other for flag in group.scored][: self.longest]
+            ids.append(np.array(tokens, np.int64))
+            weights.append(np.array(flags, np.float32))
         return Sample(sample.document, ids, weights) if changed else None
 
     def _changed(self, row: list[_Group], generator: np.random.Generator) -> list[_Group]:

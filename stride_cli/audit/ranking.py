@@ -121,7 +121,7 @@ class _Logs:
 
     def __init__(self, session: Session) -> None:
         self.model, self.before = session.model, model_before(session)
-        self.make = Versions(session.model.tokenizer, session.index.seed)
+        self.make = Versions(session.model.tokenizer, session.model.context_length, session.index.seed)
         self.raw: tuple[np.ndarray, np.ndarray | None] = np.zeros(0), None  # losses of the last call
 
     def of(self, samples: Sequence[Sample], doing: str) -> np.ndarray:

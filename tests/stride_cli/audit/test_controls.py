@@ -31,10 +31,12 @@ def sample(tokenizer: Any, text: str, scored_from: str = "") -> Sample:
 
 
 def versions(tokenizer: Any, one: Sample, count: int = 30) -> list[str]:
-    made, owner = Versions(tokenizer, 0).of([one], count, 1)
+    made, owner = Versions(tokenizer, 120, 0).of([one], count, 1)
     assert owner.tolist() == [0] * len(made)
     for each in made:
-        assert each.ids[0][0] == tokenizer.bos_token_id and len(each.ids[0]) == len(each.weights[0])
+        assert each.ids[0][0] == tokenizer.bos_token_id and len(each.ids[0]) == len(each.weights[0]) <= len(
+            one.ids[0]
+        )
     return [tokenizer.decode(each.ids[0], skip_special_tokens=True) for each in made]
 
 
@@ -71,3 +73,10 @@ def test_what_is_not_scored_stays_but_where_little_is(tokenizer: Any) -> None:
 @pytest.mark.parametrize("text", ["word", "so so so"])
 def test_nothing_to_change(tokenizer: Any, text: str) -> None:
     assert versions(tokenizer, sample(tokenizer, text)) == []
+
+
+def test_a_version_ends_where_the_context_does(tokenizer: Any) -> None:
+    one = sample(tokenizer, PROBLEM)
+    longest = len(one.ids[0])
+    made, _ = Versions(tokenizer, longest, 0).of([one], 40, 1)
+    assert max(len(each.ids[0]) for each in made) == longest
