@@ -20,8 +20,9 @@ puts a learnt or unseen item, and what a look-alike shares with it:
 - instruction: the item begins as many documents do; template: a document has other names and numbers in its
   sentences; topic: a document asks the same in other words, and does not answer
 
-`tables` prints one record for each corpus, model, form of items, state and copy; and plain checkers of shared
-8-grams and 13-grams of words, at as many false positives.
+A copy is known by heart where its loss is under half of that of unseen ones. `tables` prints one record for
+each corpus, model, form of items, state and copy; and plain checkers of shared 8-grams and 13-grams of words,
+at as many false positives.
 """
 
 from __future__ import annotations
@@ -192,6 +193,10 @@ def write_corpus(
     write_rows(folder / "kinds.jsonl", said)
 
 
+def _is(kind: dict[str, str], state: str, copy: str) -> bool:
+    return (kind["state"], kind["copy"]) == (state, copy)
+
+
 def _changed(before: str, after: str) -> int:
     return sum(old != new for old, new in zip(before.split(), after.split(), strict=False))
 
@@ -232,6 +237,13 @@ def tables(chosen: argparse.Namespace) -> None:
             form, controls = path.stem.split("-")[1:3]
             model = path.parent.name.removesuffix("-audits")
             rows = {row["item"]: row for row in read_rows(path)}
+            # loss of copies that the model was not trained on
+            strange = {
+                copy: float(
+                    np.mean([rows[e["item"]]["effect"]["loss"] for e in kinds if _is(e, "unseen", copy)])
+                )
+                for copy in COPIES
+            }
             for each in kinds:
                 row = rows[each["item"]]
                 cell = (corpus, model, controls, form, each["state"], each["copy"])
@@ -239,6 +251,8 @@ def tables(chosen: argparse.Namespace) -> None:
                 count["items"] += 1
                 count["found"] += bool(row["presence"]["found"])
                 count[row["verdict"]] += 1
+                count["by heart"] += (heart := row["effect"]["loss"] < 0.5 * strange.get(each["copy"], 0.0))
+                count["by heart, leaked"] += heart and row["verdict"] == "leaked and learnt"
         # the checkers flag what shares more than `allowed` look-alikes and absent items do
         false = np.array([each["state"] in ("look-alike", "absent") for each in kinds])
         for name, share in shares.items():
@@ -261,10 +275,11 @@ def markdown(total: dict[tuple[str, ...], Counter[str]]) -> None:
     for (_, model, controls, _, state, copy), count in total.items():
         merged.setdefault((model, controls, state, copy), Counter()).update(count)
     verdicts = ("leaked and learnt", "present, no effect", "undecided", "no evidence")
-    sys.stderr.write(f"| model | controls | state | copy | items | found | {' | '.join(verdicts)} |\n")
-    sys.stderr.write("|---|---|---|---|--:|--:|" + "--:|" * len(verdicts) + "\n")
+    said = ("found", *verdicts, "by heart", "by heart, leaked")
+    sys.stderr.write(f"| model | controls | state | copy | items | {' | '.join(said)} |\n")
+    sys.stderr.write("|---|---|---|---|--:|" + "--:|" * len(said) + "\n")
     for cell, count in merged.items():
-        values = [count["items"], count["found"], *(count[each] for each in verdicts)]
+        values = [count["items"], *(count[each] for each in said)]
         sys.stderr.write(f"| {' | '.join([*cell, *map(str, values)])} |\n")
 
 

@@ -44,7 +44,7 @@ _TOP, _LEAST = 8, 0.15  # documents compared with an item, and the share of its 
 _WAYS: dict[str, Callable[[str], str]] = {  # in which the same words can be set
     "character forms": lambda text: normalize("NFKC", text),
     "markup": lambda text: re.sub(r"<[^<>]{1,120}>|[*_`#]", "", text),
-    "punctuation": lambda text: "".join(each for each in text if each.isalnum() or each.isspace()),
+    "punctuation": lambda text: re.sub(r"[^\w\s<>*`#]", "", text),
     "case": str.casefold,
     "white space": lambda text: "".join(text.split()),
 }
@@ -136,6 +136,8 @@ def differences(item: str, passage: str) -> list[tuple[str, str]]:
     ours, theirs = item.split(), passage.split()
     left, right = (["+".join(folded(word)) for word in each] for each in (ours, theirs))
     if folded(item) == folded(passage):
+        # without what stands before the first word and behind the last
+        item, passage = (text[places(text)[0][0] : places(text)[-1][1]] for text in (item, passage))
         return [(name, "") for name in _WAYS if _as_set(item, name) != _as_set(passage, name)]
     matcher = SequenceMatcher(None, left, right, autojunk=False)
     return [

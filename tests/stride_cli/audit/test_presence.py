@@ -204,7 +204,7 @@ def test_blocks_and_lost_texts_change_nothing(monkeypatch: pytest.MonkeyPatch) -
         ("TOM HAS 5 APPLES.", [("case", "")]),
         ("Tom\u00a0has 5\napples.", [("white space", "")]),
         ("<p>Tom has **5** apples.</p>", [("markup", "")]),
-        ("Tom has ５ apples!", [("character forms", ""), ("punctuation", "")]),
+        ("Tom has, ５ apples!", [("character forms", ""), ("punctuation", "")]),
         ("Ann has 5 big apples.", [("Tom", "Ann"), ("", "big")]),
         ("Tom has 5 apples.", []),
     ],
