@@ -148,7 +148,7 @@ def test_verdicts_and_searches_are_counted_by_kind(script, tmp_path: Path) -> No
             "p": 0.5,
             "presence": {
                 "found": {"a": "item", "b": "other words", "c": "item"}.get(item, ""),
-                "share": item in "ac",
+                "share": float(item in "ac"),
             },
             "effect": {"loss": 1.0},
             "controls": {"count": 40},
