@@ -111,6 +111,18 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
     }
 
 
+def long_rope_config(vocab: int, boundary: int) -> Any:
+    """A tiny Phi-3 whose rotary angles are of another set in batches longer than the boundary."""
+    import transformers
+
+    sizes = {**_tiny(num_key_value_heads=2), "vocab_size": vocab, "num_hidden_layers": 2}
+    rotary = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": boundary}
+    rotary |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]}
+    return transformers.Phi3Config(
+        **sizes, original_max_position_embeddings=boundary, rope_parameters=rotary, pad_token_id=None
+    )
+
+
 def random_model(name: str, *, seed: int = 0, tied: bool | None = None) -> Any:
     """A tiny model whose weights are large enough that every part matters."""
     import torch

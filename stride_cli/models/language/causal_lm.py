@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -96,7 +95,6 @@ class CausalLM:
     ) -> None:
         self.model = model
         self.spec = spec or ModelSpec()
-        self.path = self.spec.place
         self._tokenizer = tokenizer
         self._lock = threading.RLock()
         self._calls: OrderedDict[int, list[BlockCall]] = OrderedDict()
@@ -122,6 +120,10 @@ class CausalLM:
         if self._tokenizer is None:
             raise ModelError("this model has no tokenizer", fix="pass one to CausalLM(model, tokenizer)")
         return self._tokenizer
+
+    @property
+    def path(self) -> str | None:
+        return self.spec.place
 
     @property
     def n_parameters(self) -> int:
@@ -420,7 +422,7 @@ class CausalLM:
         written: list[torch.Tensor] = []  # (B,) each
         open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         for step in range(min(max_new_tokens, room)):
-            if step and self.length_kinds and np.diff(self.length_kinds([length + step - 1, length + step])):
+            if step and not self._share_a_batch(length + step - 1, length + step):
                 ids, cache = torch.cat([all_ids, *(each[:, None].clamp(min=0) for each in written)], 1), None
             output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{kept: cache})
             last = output.logits[:, -1]
@@ -497,6 +499,9 @@ class CausalLM:
                 else:
                     block.forward = before
 
+    def _share_a_batch(self, length: int, other: int) -> bool:
+        return self.length_kinds is None or len(set(self.length_kinds([length, other]))) == 1
+
     def _apart(self, wanted: Tensor, found: Tensor) -> bool:
         """True where logits differ by more than rounding."""
         # weights in four or eight bits are multiplied in what their library sees fit, for few rows otherwise
@@ -516,8 +521,8 @@ class CausalLM:
                 f"{self.name}: the logits of a probe are not finite",
                 fix="the weights are damaged, or the dtype cannot hold them: try --dtype fp32",
             )
-        shortened = self._forward(ids[:, : length // 2]).logits
-        if self._apart(whole[:, : length // 2], shortened):
+        short = length // 2 if self._share_a_batch(length // 2, length) else length
+        if self._apart(whole[:, :short], self._forward(ids[:, :short]).logits):
             raise ModelError(
                 f"{self.name} is not causal: later tokens change earlier predictions",
                 fix="give a decoder-only language model",
@@ -546,8 +551,8 @@ class CausalLM:
         places = torch.arange(length, device=self.device)
         ids = places[None] * 7 % self._n_tokens
         for short in (max(2, length // 2), min(_PROBE_LENGTH, length)):
-            if self.length_kinds is not None and np.diff(self.length_kinds([short, length])):
-                continue  # they share no batch
+            if not self._share_a_batch(short, length):
+                continue
             alone, padded = (
                 self.logits(self.continue_from(self.hidden(each, 0), 0)[:, :short])
                 for each in (ids[:, :short], ids * (places < short))

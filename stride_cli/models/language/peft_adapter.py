@@ -89,7 +89,8 @@ def with_adapter(base: Any, source: Source) -> Any:
             if _distance(output, merged.get_submodule(name)(*args, **kwargs)) > (1e-3 if exact else 5e-2)
         ]
         if apart or (exact and _distance(before, _probe(merged, {})[0]) > 1e-3):
-            said = "".join(f"; PEFT says: {str(each.message).splitlines()[0]}" for each in told[:1])
+            own = [each for each in told if "peft" in each.filename and each.category is not FutureWarning]
+            said = "".join(f"; PEFT says: {str(each.message).splitlines()[0]}" for each in own)
             raise ModelError(
                 f"adapter '{source.given}' cannot be added to the weights of its base model: "
                 + (f"{apart[0]} gives" if apart else "its head gives")

@@ -18,31 +18,14 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LinearMatrixSpace
 from stride_cli.operators.steered_model import SteeredModel
 from tests.tiny_chunks import MemoryIndex
+from tests.tiny_models import long_rope_config
 
 BOUNDARY = 24
 LENGTHS = [10, 14, 56, 59, 24, 25, 56]
 
 
 def long_rope() -> Any:
-    rotary = {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [1.0, 2.0, 4.0, 8.0],
-        "original_max_position_embeddings": BOUNDARY,
-    }
-    return transformers.Phi3Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        original_max_position_embeddings=BOUNDARY,
-        rope_parameters=rotary,
-        pad_token_id=None,
-    )
+    return long_rope_config(97, BOUNDARY)
 
 
 def dynamic_ntk() -> Any:

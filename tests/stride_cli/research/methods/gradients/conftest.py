@@ -42,6 +42,7 @@ class TableClassifier:
 
     capture_layers = ("all",)
     all_layers = "all"
+    length_kinds = None
 
     def __init__(self, table: Tensor, features: nn.Module, head: nn.Linear) -> None:
         self.table = table
@@ -71,7 +72,8 @@ def language_task(module: Any, n_chunks: int = 24, seed: int = 0, equal: int | N
     lengths = random.integers(2, 12, n_chunks) if equal is None else np.full(n_chunks, equal)
     chunks = [random.integers(0, VOCABULARY, length) for length in lengths]
     index: Any = MemoryIndex(chunks, "language")
-    return Workspace(index, CausalLM(module), ChunkReader(index), 0)
+    model = CausalLM(module)
+    return Workspace(index, model, ChunkReader(index, model), 0)
 
 
 def _queries(n: int) -> QuerySet:
@@ -116,6 +118,21 @@ def gpt2_task() -> Workspace:
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return language_task(module, seed=1)
+
+
+@pytest.fixture(scope="session")
+def long_rope_task() -> Workspace:
+    """Chunks and queries on both sides of the length from which padding changes positions."""
+    from transformers import AutoModelForCausalLM
+
+    from tests.tiny_models import long_rope_config
+
+    torch.manual_seed(2)
+    module = AutoModelForCausalLM.from_config(long_rope_config(VOCABULARY, 6))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return language_task(module, seed=2)
 
 
 def classifier_task(

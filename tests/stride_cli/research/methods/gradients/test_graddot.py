@@ -27,7 +27,7 @@ def _matrices(task):
     return [name for name in names if name in known and not any(word in name for word in skipped)]
 
 
-@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task"])
+@pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task", "long_rope_task"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_equals_autograd_example_by_example(fixture, reduction, request, queries, autograd):
     task = request.getfixturevalue(fixture)
