@@ -90,8 +90,15 @@ def console(*, stderr: bool = False) -> Console:
 class Ticker:
     """Progress that a long task reports; this one tells nobody."""
 
+    _reached = 0.0
+
     def advance(self, amount: float = 1) -> None:
         """So many units more are done."""
+
+    def reach(self, done: float) -> None:
+        """So many units are done in all."""
+        self.advance(done - self._reached)
+        self._reached = done
 
     def describe(self, text: str) -> None:
         """From now on something else is going on."""

@@ -107,7 +107,7 @@ class Answer:
     ----------
     query : Query
     other_loss : float or None         nats of the token that the response is compared with, where it is
-    pooled_by : str or None            of several prompts as one: what of their influences is added up
+    added : str or None                of several prompts as one: what of their influences is added up
     supporters, opposers : list of Hit
     passages : dict                    chunk number → the sentence of it that carries its influence, where
                                        chunks are read; else the one most like the query
@@ -120,7 +120,7 @@ class Answer:
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
-    stated_recall : Recall or None     how many of the strongest chunks were read
+    recall : Recall or None            how many of the strongest chunks were read
     shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -131,7 +131,7 @@ class Answer:
 
     query: Query
     other_loss: float | None = None
-    pooled_by: str | None = None
+    added: str | None = None
     supporters: list[Hit]
     opposers: list[Hit]
     passages: dict[int, str]
@@ -142,7 +142,7 @@ class Answer:
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
-    stated_recall: Recall | None = None
+    recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
@@ -203,10 +203,11 @@ class Answer:
         'with --pool: "support": an influence is the mean over the prompts of what is above zero of the '
         "influence on each, and the recovery is that of the prompt whose certificate is weakest; "
         '"all": it is the influence on their mean loss, and the recovery is of that',
+        name="added",
         lacking=True,
     )
-    def added(self) -> str | None:
-        return self.pooled_by or "all" if self.query.count > 1 else None
+    def added_up(self) -> str | None:
+        return self.added or "all" if self.query.count > 1 else None
 
     @told(TEMPLATE, optional=True)
     def template(self) -> str | None:
@@ -253,10 +254,11 @@ class Answer:
 
     @told(
         "how many of the strongest chunks were read; null: none were, or the index has no projections",
+        name="recall",
         optional=True,
     )
-    def recall(self) -> RecallRecord | None:
-        return None if self.stated_recall is None else cast("RecallRecord", asdict(self.stated_recall))
+    def recalled(self) -> RecallRecord | None:
+        return None if self.recall is None else cast("RecallRecord", asdict(self.recall))
 
     @told()
     def hits(self) -> list[HitRecord]:

@@ -235,7 +235,7 @@ class Session:
         if add is None:
             add = "support" if all(query.comparison is not None for query in queries) else "all"
         if add == "all":
-            return replace(self.query(one, options), pooled_by=add)
+            return replace(self.query(one, options), added=add)
         if options.bottom:
             raise UsageError(
                 "what opposes prompts is not looked at where what supports any of them is added up "
@@ -251,7 +251,7 @@ class Session:
             with progress("asking the model"):
                 asked = [_raised(each) for each in self._measured(pipeline, some, options)]
             found += [_raised(each) for each in self._found(pipeline, asked)]
-        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), pooled_by=add)
+        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
@@ -493,7 +493,7 @@ class Session:
             responses=measured.responses[0],
             measured=measured.y[0],
             read=settings.reads,
-            stated_recall=solution.recall,
+            recall=solution.recall,
             estimated=settings.estimated,
             redundancy=settings.redundancy,
             shrinkage=settings.effective_shrinkage,

@@ -11,16 +11,10 @@ from pathlib import Path
 
 Completer = Callable[[str], list[str]]
 
-SPACES = (
-    "residual",
-    "residual-matrix",
-    "mlp-matrix",
-    "linear-matrix",
-    "logit",
-    "token-logit",
-    "pair-logit",
-    "head-matrix",
-)
+SPACES = [
+    *("residual", "residual-matrix", "mlp-matrix", "linear-matrix"),
+    *("logit", "token-logit", "pair-logit", "head-matrix"),
+]
 
 
 def joined(separator: str, values: Callable[[], list[str]]) -> Completer:
@@ -68,4 +62,4 @@ def complete_record(incomplete: str) -> list[str]:
 
 
 complete_methods = joined(",", _methods)
-complete_spaces = joined("+", lambda: list(SPACES))
+complete_spaces = joined("+", lambda: SPACES)

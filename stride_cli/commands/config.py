@@ -36,11 +36,7 @@ def show(json: Json = False) -> None:
         return
     from stride_cli.commands.tables import print_table
 
-    print_table(
-        "settings",
-        ["setting", "value", "source"],
-        [
-            [each["key"], "–" if each["value"] is None else str(each["value"]), each["source"]]
-            for each in found
-        ],
-    )
+    rows = [
+        [each["key"], "–" if each["value"] is None else str(each["value"]), each["source"]] for each in found
+    ]
+    print_table("settings", ["setting", "value", "source"], rows)

@@ -266,14 +266,7 @@ def _verified(path: Location) -> list[Problem]:
 
     on_disk = disk_bytes(path)
     with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
-        done = 0
-
-        def tell(read: int, _total: int) -> None:
-            nonlocal done
-            ticker.advance((read - done) / 1e6)
-            done = read
-
-        return find_problems(path, progress=tell)
+        return find_problems(path, progress=lambda read, total: ticker.reach(read / 1e6))
 
 
 @app.command(
@@ -306,14 +299,12 @@ def show(
     from stride_cli.prove.verify_hit import find_documents
 
     opened = open_index(find_index(index))
-    tokenizer: Any = None
-    if tokens:
-        tokenizer = (
-            0 if kind_of_index(opened) == "classifier" else load_tokenizer(model or path_of_model(opened))
-        )
+    known: Any = 0  # a classifier's tokens are rows and labels
+    if tokens and kind_of_index(opened) != "classifier":
+        known = load_tokenizer(model or path_of_model(opened))
     numbers = find_documents(opened, documents).tolist() if documents else range(opened.n_documents)
     as_json = output.wants_json(json)
-    for record in document_records(opened, numbers, tokenizer=tokenizer):
+    for record in document_records(opened, numbers, tokenizer=known if tokens else None):
         if as_json:
             output.emit(record)
             continue

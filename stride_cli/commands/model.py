@@ -33,7 +33,6 @@ _TELLING = ("network", "label", "rows", "rows_file", "holdout")
 
 app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
 
-
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the model goes.")]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace the model, or discard an unfinished training, at DIR.")

@@ -17,7 +17,6 @@ from stride_cli.options import MORE
 _LONGEST = 60  # characters of a command's description in a list, whole
 _Row = tuple[str, str]
 
-
 ASK, BUILD, CHECK, RESEARCH = "Ask", "Build", "Check", "Research"
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.index_records import QueryTokensRecord
 
-
 EXAMPLE = """\b
 Examples:
   stride query "The French Revolution began in" --top 10
@@ -83,7 +82,6 @@ def query(
     json: Json = False,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
-
     texts = [] if text is None else [text]
     example = 'stride query "The French Revolution began in"'
     prompts = read_prompts(texts, file, example, bad_input.on_bad)

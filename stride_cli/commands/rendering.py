@@ -91,7 +91,6 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
 
 def _title(record: Mapping[str, Any]) -> Text:
     """Show the prompt and the response; of many prompts the first few."""
-
     prompts, responses = [record["prompt"]], [record["response"]]
     title = Text()
     if pooled := record.get("pooled"):
@@ -113,7 +112,6 @@ def _title(record: Mapping[str, Any]) -> Text:
 
 def _how(answer: Answer) -> str:
     """Say where the numbers come from, and what they are not."""
-
     subsets, record = len(answer.solution.residual), answer.to_record()
     found = f"{told.what_scores_are(record)}; "
     if answer.read:
@@ -147,7 +145,6 @@ def _list(
 
 def _heading(hit: HitRecord, record: Mapping[str, Any], largest: float, number: int) -> Text:
     """Rank, bar, share, score, document and what is special about it."""
-
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
     if hit["influence"]:
         filled = max(1, filled)

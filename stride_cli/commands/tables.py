@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from stride_cli import output
@@ -48,16 +47,6 @@ def print_tokens(shown: Mapping[str, Any], form: Mapping[str, Any] | None) -> No
     told = [f"{name}: {value!r}" for name, value in (form or {}).items() if value is not None]
     about = f"{sum(shown['scored'])} of {len(shown['ids'])} tokens are scored, in brackets"
     output.console().print(text("; ".join([about, *told])), style="dim")
-
-
-def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
-    """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed; of one value no error is known."""
-    if found.get("mean") is None:
-        return "–"
-    if found["se"] is None or not isfinite(found["se"]):
-        return f"{found['mean']:+.{digits}f}"
-    low, high = f"{found['low']:+.{digits}f}", f"{found['high']:+.{digits}f}"
-    return f"{found['mean']:+.{digits}f} ± {found['se']:.{digits}f} [{low}, {high}]"
 
 
 def number(value: float | None, form: str = ".3f") -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
 
-
 QUERY_BLOCK = 32  # rows of one block of scores
 QUERY_TOKENS = 4096  # padded tokens of queries measured at once
 
@@ -109,32 +108,6 @@ class QuerySet:
         for ids, weights in zip(self.ids, self.weights, strict=True):
             digest.update(np.int64(len(ids)).tobytes() + ids.tobytes() + weights.tobytes())
         return digest.hexdigest()
-
-
-def own_inputs(model: AttributableModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray | None]:
-    """Keep queries of a file of their own readable when the model is opened again.
-
-    Returns
-    -------
-    (queries, inputs (A, …) float64 or None) : the inputs that are in no row of the index's file, each once,
-    and the queries numbered as a fresh table numbers them once these inputs are the first that it is given
-    """
-    table = model.table
-    if table is None:
-        return queries, None
-    first = table.n_chunks + len(table.data)
-    numbers = [int(ids[0]) for ids in queries.ids]
-    added = list(dict.fromkeys(number for number in numbers if number >= first))
-    if not added:
-        return queries, None
-    place = {number: first + row for row, number in enumerate(added)}
-    renumbered = QuerySet(
-        [np.array([place.get(int(ids[0]), int(ids[0])), int(ids[1])]) for ids in queries.ids],
-        queries.weights,
-        queries.names,
-        queries.texts,
-    )
-    return renumbered, np.asarray(table.take(np.array(added)), np.float64)
 
 
 def query_texts(workspace: Workspace, queries: QuerySet, rows: np.ndarray | range) -> list[str]:

@@ -168,12 +168,9 @@ def open_index(given: Given) -> Index:
     if not is_elsewhere(where):
         return Index.open(where)
     with progress(f"fetching {where.name}", unit="MB") as ticker:
-        here = 0.0
 
         def tell(done: int, total: int) -> None:
-            nonlocal here
             ticker.describe(f"fetching {where.name} ({total / 1e6:,.0f} MB)")
-            ticker.advance(done / 1e6 - here)
-            here = done / 1e6
+            ticker.reach(done / 1e6)
 
         return Index.open(where, progress=tell)

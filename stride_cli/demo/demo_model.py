@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.training.runs import Trained
 
-
 FOLDER = Path(__file__).parent
 CORPUS = FOLDER / "corpus.jsonl"
 PROMPTS = FOLDER / "prompts.json"

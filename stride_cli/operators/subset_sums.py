@@ -187,7 +187,6 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
     """Count the subsets whose sums a device has room for, beside a batch on its way through the model; 1 at
     least, K where its memory is not known."""
     free = free_bytes(device)
-    # of a device that does not say: all at once
     if free is None:
         return n_subsets
     # a quarter: see `tokens_at_once`

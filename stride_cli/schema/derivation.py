@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, g
 
 _KINDS = {float: "number", int: "integer", str: "string", bool: "boolean", NoneType: "null"}
 
-
 _order = count()
 
 

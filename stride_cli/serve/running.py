@@ -49,7 +49,6 @@ class Server:
             import uvicorn
         except ImportError:
             raise require_extra("uvicorn", "serve") from None
-
         options = options or ServeOptions()
         if options.token is not None and not _TOKEN.fullmatch(options.token):
             raise UsageError(
@@ -64,9 +63,8 @@ class Server:
             self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
             self.service = Service(shelf, defaults or QueryOptions())
             self.app = build_app(self.service, self.address)
-            for index in shelf.indexes.values():  # here, where Ctrl-C may end what only imports
-                index.session()
             for index in shelf.indexes.values():
+                index.session()  # here, where Ctrl-C may end what only imports
                 self.service.worker.call(index.warm)
         except BaseException:
             self._socket.close()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     )
     from stride_cli.serve.indexes import ServedIndex
 
-
 FORMATS = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
 _METHOD = (
     "read from the gradients of chunks themselves, by the index's own model: linear, so that rows add up to "

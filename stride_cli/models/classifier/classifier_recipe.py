@@ -18,7 +18,6 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.classifier.classifier_model import ClassifierModel
 
-
 FILE_NAME = "classifier_recipe.json"
 RECIPE_VERSION = 1
 OPTIMIZERS = ("sgd", "adamw")

@@ -20,6 +20,7 @@ from stride_cli.research.commands.evaluate_options import (
     Results,
     SharedMethods,
     open_bench,
+    with_error,
 )
 from stride_cli.research.commands.evaluate_retraining import (
     LOO_EXAMPLE,
@@ -71,7 +72,7 @@ def lds(
 
     Correlation over the subsets, mean over queries, with a bootstrap interval over both.
     """
-    from stride_cli.commands.tables import seconds, with_error
+    from stride_cli.commands.tables import seconds
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.compare import lds_record
     from stride_cli.research.evaluation.workers import Runs
@@ -145,7 +146,7 @@ def compare(
     Every method runs in a process of its own, one after the other (--workers: several at a time), so that its
     memory is its own. One that fails is reported in its record, and the others go on.
     """
-    from stride_cli.commands.tables import number, seconds, size, with_error
+    from stride_cli.commands.tables import number, seconds, size
     from stride_cli.errors import UsageError
     from stride_cli.output import note, progress
     from stride_cli.research.commands.outlasting import outlast_reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,3 +91,13 @@ def listed(name: str, text: str, kind: Callable[[str], Any] = int, *, example: s
             f"{name} is '{text}' (expected {what} separated by commas)", fix=f"try {name} {example}"
         )
     return found
+
+
+def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
+    """``0.412 ± 0.020 [0.37, 0.45]``; – where the method failed; of one value no error is known."""
+    if found.get("mean") is None:
+        return "–"
+    if found["se"] is None or not isfinite(found["se"]):
+        return f"{found['mean']:+.{digits}f}"
+    low, high = f"{found['low']:+.{digits}f}", f"{found['high']:+.{digits}f}"
+    return f"{found['mean']:+.{digits}f} ± {found['se']:.{digits}f} [{low}, {high}]"

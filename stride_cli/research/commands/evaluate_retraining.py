@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from index_format.location import local_directory
 from stride_cli.commands.options import Asked, Flags, Json, with_flags
-from stride_cli.research.commands.evaluate_options import Measured, Results, listed, open_bench
+from stride_cli.research.commands.evaluate_options import Measured, Results, listed, open_bench, with_error
 from stride_cli.research.evaluation.options import BenchOptions, LooOptions, RemovalOptions, TailPatchOptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def tail_patch(
 
     A lift above zero is good: the attributed chunks help more (the paper writes the sign the other way).
     """
-    from stride_cli.commands.tables import with_error
     from stride_cli.output import progress
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
@@ -92,7 +91,6 @@ def removal(
     index, and an interrupted run goes on. With --grouped, groups take the place of queries, and causes that
     the queries name are removed too.
     """
-    from stride_cli.commands.tables import with_error
     from stride_cli.output import note
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.ranking import check_ks, top_chunks
@@ -148,7 +146,6 @@ def loo(
     Correlation over the sampled chunks, mean over queries. One chunk moves a loss less than another seed
     does: look at the noise ceiling before believing a small number.
     """
-    from stride_cli.commands.tables import with_error
     from stride_cli.output import note
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.leave_one_out import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +16,22 @@ from index_format.design import offsets_of, row_sizes
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.errors import NumericalError
 from stride_cli.models.muon import Muon
+from stride_cli.operators.logit_spaces import LogitSpace, vocabulary_buckets
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import SavedState
-from stride_cli.operators.spaces import space_classes
+from stride_cli.operators.spaces import SPACES, space_classes
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import progress
-from stride_cli.randomness import stream
+from stride_cli.randomness import stream, torch_seed
 from stride_cli.research.paper.base_states import BaseStates, Entered
-from stride_cli.research.paper.initial_bases import TRAINABLE, initial_space
 from stride_cli.research.paper.losses import fidelity_loss, linearity_residual, stability_loss
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-__all__ = ["TRAINABLE", "SgdSettings", "build_rows", "fit_sgd"]
 _LOGIT_BYTES = 256 << 20
+TRAINABLE = ("residual", "residual-matrix", "logit", "token-logit")
 CURVES = ("loss", "fidelity", "stability", "linearity", "gain")
 
 
@@ -385,3 +386,22 @@ def build_rows(columns: np.ndarray, n_subsets: int) -> tuple[np.ndarray, np.ndar
     entries = np.argsort(columns.ravel(), kind="stable")  # stable: members stay ascending
     dtype = np.uint32 if len(columns) <= 1 << 32 else np.uint64
     return offsets_of(row_sizes(columns, n_subsets)), (entries // columns.shape[1]).astype(dtype)
+
+
+def initial_space(
+    name: str, *, d_model: int, vocab_size: int, rank: int, n_buckets: int, seed: int
+) -> OperatorSpace:
+    """Draw the bases of a space of `TRAINABLE`, uniform ±1/√fan-in as torch.nn.Linear."""
+    place = list(SPACES).index(name)
+    generator = torch.Generator().manual_seed(torch_seed(seed, "operator bases", place))
+
+    def uniform(rows: int, columns: int) -> torch.Tensor:
+        bound = 1 / math.sqrt(columns)
+        return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound
+
+    kind, rank = SPACES[name], min(rank, d_model)
+    if issubclass(kind, LogitSpace):
+        bucket, sign = vocabulary_buckets(vocab_size, n_buckets, seed, name)
+        return kind(uniform(rank, d_model), bucket, sign)
+    drawn: OperatorSpace = kind(uniform(rank, d_model), uniform(d_model, rank))
+    return drawn

@@ -12,7 +12,7 @@ import numpy as np
 from index_format.errors import IndexMismatch, StageMissing
 from index_format.reader import Index
 from index_format.writer import GroupWriter
-from stride_cli.data.query_set import QuerySet, own_inputs
+from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream
@@ -22,6 +22,7 @@ from stride_cli.training.retraining import count_missing, open_trainer, retrain,
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.training.jobs import Trainer
 
 _FIX = "stride evaluate truth --index {} --queries QUERIES.jsonl"
@@ -284,6 +285,28 @@ def _fill(
         if margins is not None:
             margins[row, s] = outcome.margins
     return losses, margins
+
+
+def own_inputs(model: AttributableModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray | None]:
+    """Keep queries of a file of their own readable when the model is opened again.
+
+    Returns
+    -------
+    (queries, inputs (A, …) float64 or None) : the inputs that are in no row of the index's file, each once,
+    and the queries numbered as a fresh table numbers them once these inputs are the first that it is given
+    """
+    table = model.table
+    if table is None:
+        return queries, None
+    first = table.n_chunks + len(table.data)
+    numbers = [int(ids[0]) for ids in queries.ids]
+    added = list(dict.fromkeys(number for number in numbers if number >= first))
+    if not added:
+        return queries, None
+    place = {number: first + row for row, number in enumerate(added)}
+    ids = [np.array([place.get(int(ids[0]), int(ids[0])), int(ids[1])]) for ids in queries.ids]
+    renumbered = QuerySet(ids, queries.weights, queries.names, queries.texts)
+    return renumbered, np.asarray(table.take(np.array(added)), np.float64)
 
 
 def store_truth(workspace: Workspace, truth: Truth) -> None:

@@ -112,17 +112,10 @@ def _without_tokenizer(model_dir: Path) -> None:
         (model_dir / name).unlink()
 
 
-def _with_more_tokens(model_dir: Path) -> None:
-    tokenizer = load_tokenizer(model_dir)
-    tokenizer.add_tokens([f"<extra{number}>" for number in range(5)])
-    tokenizer.save_pretrained(model_dir)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (_without_tokenizer, "has no tokenizer"),
-        (_with_more_tokens, "the tokenizer has"),
         (lambda model_dir: (model_dir / "model.safetensors").unlink(), "has no weights"),
         (_truncated(0), "cannot be read"),
         (_truncated(200), "cannot be read"),

@@ -145,7 +145,7 @@ def test_the_kronecker_form_solves_with_the_product_of_second_moments(
 
 def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunks: ChunkReader) -> None:
     """E[(r·v)²] over drawn labels equals the second derivative of mean-token KL(base ∥ steered) along v."""
-    from stride_cli.research.paper.initial_bases import initial_space
+    from stride_cli.research.paper.sgd import initial_space
 
     space = initial_space("residual-matrix", d_model=24, vocab_size=61, rank=4, n_buckets=64, seed=3)
     space.requires_grad_(False)

@@ -15,7 +15,7 @@ from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.pair_space import PairLogitSpace
 from stride_cli.operators.spaces import SPACES, space_from_arrays
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.research.paper.initial_bases import initial_space
+from stride_cli.research.paper.sgd import initial_space
 
 NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
 LAYER = 2

@@ -18,7 +18,6 @@ from stride_cli.research.methods.gradients.passes import Passes
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
 
-
 _LARGEST_SIDE = 16384  # an eigendecomposition of this size takes 2 GiB
 
 

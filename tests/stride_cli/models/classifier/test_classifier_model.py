@@ -18,7 +18,7 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.research.paper.initial_bases import initial_space
+from stride_cli.research.paper.sgd import initial_space
 
 CLASSES = ["a", "b", "c"]
 N = 24

@@ -24,7 +24,7 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LayerMatrixSpace
 from stride_cli.operators.spaces import SPACES
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.research.paper.initial_bases import initial_space
+from stride_cli.research.paper.sgd import initial_space
 from tests.stride_cli.commands.conftest import run_stride
 from tests.tiny_models import VOCAB, configurations, random_model
 

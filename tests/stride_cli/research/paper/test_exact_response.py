@@ -12,7 +12,7 @@ from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.research.paper.exact_response import choose_step, measure_exact
-from stride_cli.research.paper.initial_bases import initial_space
+from stride_cli.research.paper.sgd import initial_space
 
 K = 12
 
