@@ -227,7 +227,10 @@ class _Row:
             return json.loads(text) if scalar.type.extension_name == "arrow.json" else text
         if hasattr(scalar, "keys"):
             self.taken += _VALUE_BYTES
-            return {key: self.take(scalar[key], name) for key in scalar}
+            taken = ((key, self.take(scalar[key], name)) for key in scalar)
+            return {
+                key: value for key, value in taken if value is not None
+            }  # what other rows have is null here
         if hasattr(scalar, "values"):
             if len(scalar.values) > MOST_MESSAGES:
                 raise too_many_messages(self._where, name, len(scalar.values))
