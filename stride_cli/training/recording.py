@@ -17,8 +17,8 @@ import torch
 
 from index_format.durable import replacing
 from stride_cli.corpus.chunking import DocumentTokenizer
-from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained
-from stride_cli.corpus.forms import PLAIN, Form, template_of
+from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained, content_text
+from stride_cli.corpus.forms import PLAIN, Form, messages_of, shared_prefix, template_of
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
@@ -28,6 +28,7 @@ CORPUS = "corpus.jsonl"
 RUN = "stride_run.json"
 _ANSWERS = ("response", "completion")  # TRL calls it the latter
 _COMPARED = 100  # examples whose tokens are compared with those of every form
+_ENDS = 24  # characters of a text by which an example is known
 _TEXTS = ("text", "prompt", "messages")
 _COLUMNS = "text, prompt with response or completion, messages, or input_ids"
 
@@ -62,7 +63,7 @@ def write_corpus(
 
     Raises
     ------
-    UsageError      an example has none of that
+    UsageError      an example has none of that; most of the texts are others than the trainer's
     CorpusError     one is empty, or no text (names the line, which is the row from 1)
     """
     ids = _ids(examples)
@@ -83,8 +84,23 @@ def write_corpus(
     reading = ReadOptions(max_document_bytes=1 << 40)
     digest = chained(EMPTY_CORPUS, read_documents([str(path)], reading))
     decoded = len(examples) > 0 and "input_ids" in examples[0] and not {*examples[0]} & {*_TEXTS}
-    form = find_form(list(islice(read_documents([str(path)], reading), _COMPARED)), tokenizer, decoded)
-    return Recorded(len(examples), digest, form)
+    first = list(islice(read_documents([str(path)], reading), _COMPARED))
+    if not decoded and 2 * sum(_is_other(document, tokenizer) for document in first) > len(first):
+        raise UsageError(
+            "the texts of the dataset are not those of the trainer's examples, row by row (shuffled?)",
+            fix="give StrideCallback the dataset in the trainer's order, or none",
+        )
+    return Recorded(len(examples), digest, find_form(first, tokenizer, decoded))
+
+
+def _is_other(document: Document, tokenizer: Any) -> bool:
+    """Tell whether neither the beginning nor the end of a text is in the tokens that the trainer had."""
+    if document.tokens is None:
+        return False
+    parts = [document.text] if document.text is not None else map(content_text, messages_of(document))
+    first, *_, last = 2 * [part.strip() for part in parts]
+    written = str(tokenizer.decode(document.tokens[0]))
+    return first[:_ENDS] not in written and last[-_ENDS:] not in written
 
 
 def collated(loader: Any) -> Callable[[int], Tokens]:
@@ -153,12 +169,11 @@ def _alike(document: Document, tokenizer: Any, form: Form, decoded: bool) -> boo
     cutter = DocumentTokenizer(tokenizer, block_size=2, form=form, skip=True)
     if decoded and form.name == "chat":
         one, other = (cutter.prompt_tokens(Document("", prompt=text)) for text in "a7")
-        frame = next(n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        frame = shared_prefix(one, other)
         return frame > (one[0] == cutter.bos) and had[:frame] == one[:frame]
     (encoded,) = cutter.encode_batch([replace(document, tokens=None)])
-    tokens = encoded.tokens.tolist()
-    same = min(len(tokens), len(had))
-    return bool(same > 1 and tokens[:same] == had[:same])
+    same = min(len(encoded.tokens), len(had))
+    return same > 1 and encoded.tokens[:same].tolist() == had[:same]
 
 
 def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:

@@ -146,12 +146,25 @@ def test_the_index_has_the_trainers_tokens_and_labels(
         assert query.ids.tolist()[: len(ids)] == ids[: len(query.ids)] and query.weights.any()
 
 
-def test_packed_examples_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"packing": True, "max_length": 32}, r"packed|has 10 rows, the trainer's"),
+        ({"shuffle_dataset": True, "seed": 1}, "not those of the trainer's examples, row by row"),
+    ],
+)
+def test_examples_that_are_not_the_datasets_rows_are_refused(
+    settings: dict, message: str, tmp_path: Path
+) -> None:
     from stride_cli import StrideCallback
 
-    settings = {"packing": True, "max_length": 32}
-    trainer = trl_trainer(
-        tmp_path, make_tokenizer("own"), ROWS["text"], StrideCallback(tmp_path / "run"), settings
-    )
-    with pytest.raises(UsageError, match="packed"):
+    callback = StrideCallback(tmp_path / "run", dataset=datasets.Dataset.from_list(ROWS["text"]))
+    trainer = trl_trainer(tmp_path, make_tokenizer("own"), ROWS["text"], callback, settings)
+    with pytest.raises(UsageError, match=message):
         trainer.train()
+    if "packing" in settings:
+        trainer = trl_trainer(
+            tmp_path, make_tokenizer("own"), ROWS["text"], StrideCallback(tmp_path / "other"), settings
+        )
+        with pytest.raises(UsageError, match="packed"):
+            trainer.train()
