@@ -35,7 +35,7 @@ def text(found: str) -> Text:
 
 
 def print_tokens(shown: Mapping[str, Any], form: Mapping[str, Any] | None) -> None:
-    """Print tokens, the scored ones in green and underlined, and the form that they are in."""
+    """Print tokens, the scored ones in green and brackets, and the form that they are in."""
     from rich.text import Text
 
     line = Text()
@@ -44,9 +44,11 @@ def print_tokens(shown: Mapping[str, Any], form: Mapping[str, Any] | None) -> No
         line.append(f"[{written}]" if scored else written, style="green" if scored else "dim")
         line.append("" if shown["pieces"] else " ")
     output.console().print(line)
-    told = [f"{name}: {value!r}" for name, value in (form or {}).items() if value is not None]
     about = f"{sum(shown['scored'])} of {len(shown['ids'])} tokens are scored, in brackets"
-    output.console().print(text("; ".join([about, *told])), style="dim")
+    if form:
+        about += f"; form: {form['name']}, by the {form['source']}"
+        about += "".join(f", {key} {form[key]!r}" for key in ("between", "clock") if form[key] is not None)
+    output.console().print(text(about), style="dim")
 
 
 def number(value: float | None, form: str = ".3f") -> str:

@@ -125,6 +125,7 @@ def as_queries(
     from stride_cli.data.queries import Query, build_queries
 
     own: Any = model
+    asked = [each if "prompt" in each else prompt_texts(each) for each in asked]
     if model.table is None:
         texts = [each for each in asked if not isinstance(each["prompt"], Query)]
         built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form or PLAIN))
