@@ -90,10 +90,12 @@ def keep_largest_kernel(ids, values, count, keep, signed):
     return np.nextafter(cut, np.inf)
 
 
-@lru_cache(maxsize=2)
-def _scan_kernel(known: int) -> Callable[..., None]:
+@lru_cache(maxsize=4)
+def _scan_kernel(known: int, weighted: bool) -> Callable[..., None]:
     @compiled(parallel=True)
-    def kernel(columns, residual, floor, signed, bounds, ids, values, counts, dropped, largest):
+    def kernel(
+        columns, residual, scales, lowest, floor, signed, bounds, ids, values, counts, dropped, largest
+    ):  # fmt: skip
         capacity = ids.shape[1]
         for lane in prange(counts.shape[0]):
             threshold = floor  # rises when the lane is full
@@ -104,11 +106,17 @@ def _scan_kernel(known: int) -> Callable[..., None]:
                 value = 0.0  # m_i · r: M is binary, so d additions
                 for j in range(known or columns.shape[1]):
                     value += residual[columns[i, j]]
+                if weighted:
+                    value *= scales[i]
+                    if signed and lowest[i] < 0.0:  # may be lowered, too
+                        value = abs(value)
                 score = value if signed else abs(value)
                 if not (score < threshold):  # also true of NaN
                     if score != score:  # NaN: a subset that does not exist
                         count = -1
                         break
+                    if weighted and scales[i] == 0.0:  # known exactly: no variable
+                        continue
                     # full: the larger half stays, and from now on only what beats all that was dropped comes
                     # in. The best is seen before that, so it is right whatever is dropped
                     if count == capacity:
@@ -127,10 +135,10 @@ def _scan_kernel(known: int) -> Callable[..., None]:
     return kernel
 
 
-def scan_kernel(degree: int) -> Callable[..., None]:
+def scan_kernel(degree: int, weighted: bool = False) -> Callable[..., None]:
     """One pass over all columns: the largest score, and every column whose score reaches `floor`.
 
-    score_i = |m_i · r|, or m_i · r where `signed`.
+    score_i = |m_i · r|, or m_i · r where `signed`; times scales_i where `weighted`.
 
     A loop whose length is known takes 4 ns a column where another takes 7: the usual degree has a kernel of
     its own, all others share one.
@@ -139,15 +147,18 @@ def scan_kernel(degree: int) -> Callable[..., None]:
     ------------------------
     columns : (n, d) uint16 or uint32
     residual : (P,) float64       padded with NaN to P = 2^16 (uint16); every entry in range (uint32)
+    scales : (n,) float32         τ_i; 0: the column is never collected. Only looked at where `weighted`
+    lowest : (n,) float32         ≤ 0; below 0 the sign of a score does not count. Likewise, where `signed`
     floor : float                 columns below it are not collected
+    signed : bool
     bounds : (L + 1,) int64       lane l covers columns bounds[l] .. bounds[l + 1]
     ids : (L, C) int32            output; the first counts[l] entries of each lane, from its first column on
-    values : (L, C) float64       output; m_i · r
+    values : (L, C) float64       output; m_i · r, times scales_i where `weighted`
     counts : (L,) int64           output; -1 where a lane met a subset number out of range
     dropped : (L,) float64        output; entries below this score may be missing (-inf: none is missing)
     largest : (L,) float64        output; the largest score seen at or above `floor`, else -inf
     """
-    return _scan_kernel(USUAL if degree == USUAL else 0)
+    return _scan_kernel(USUAL if degree == USUAL else 0, weighted)
 
 
 @compiled
@@ -334,10 +345,10 @@ def subtract_columns_kernel(rows, weights, vector):
 
 
 @compiled
-def descend_kernel(rows, weights, residual, penalty, centred, nonneg, order, n_epochs, threshold):
+def descend_kernel(rows, weights, residual, penalties, lowest, centred, order, n_epochs, threshold):
     """Cyclic coordinate descent over the columns in `order`; changes `weights` and `residual` in place.
 
-        min_w  ½‖r‖² + penalty · ‖w‖₁,     r = y_c − (M − d/K) w   (centred), or y − M w
+        min_v  ½‖r‖² + Σ_i penalty_i |v_i|,  v_i ≥ lowest_i,    r = y_c − (M − d/K) v   (centred), or y − M v
 
     With an unpenalised intercept the columns are centred: every one has the mean d/K, so a step δ lowers the
     d entries of its subsets by δ and the mean of the residual by δ d / K. That mean is carried in one number
@@ -345,16 +356,18 @@ def descend_kernel(rows, weights, residual, penalty, centred, nonneg, order, n_e
 
     Parameters
     ----------
-    rows : (W, d)         columns of the working set
-    weights : (W,)        float64, in and out
-    residual : (K,)       float64, in and out; sums to zero where `centred`
-    order : (V,) int64    which columns to visit
-    n_epochs : int        at most so many rounds over `order`
-    threshold : float     stop when no step of a round changed the objective's gradient by more than this
+    rows : (W, d)             columns of the working set
+    weights : (W,) float64    v, in and out
+    residual : (K,) float64   in and out; sums to zero where `centred`
+    penalties : (W,) float64  > 0
+    lowest : (W,) float64     ≤ 0
+    order : (V,) int64        which columns to visit
+    n_epochs : int            at most so many rounds over `order`
+    threshold : float         stop when no step of a round changed the objective's gradient by more than this
 
     Returns
     -------
-    int                   epochs done
+    int                       epochs done
     """
     degree = rows.shape[1]
     n_subsets = residual.shape[0]
@@ -366,18 +379,22 @@ def descend_kernel(rows, weights, residual, penalty, centred, nonneg, order, n_e
         biggest = 0.0
         for at in range(order.shape[0]):
             i = order[at]
+            # 1. −∂/∂v_i of the squares, were v_i zero
             product = -degree * mean
             for j in range(degree):
                 product += residual[rows[i, j]]
             old = weights[i]
             target = product + norm * old
+            # 2. The minimum along v_i: soft thresholding, then the bound
+            penalty = penalties[i]
             if target > penalty:
                 new = (target - penalty) / norm
-            elif target < -penalty and not nonneg:
-                new = (target + penalty) / norm
+            elif target < -penalty:
+                new = max((target + penalty) / norm, lowest[i])
             else:
                 new = 0.0
             step = new - old
+            # 3. The residual follows in the d subsets of the column
             if step != 0.0:
                 weights[i] = new
                 for j in range(degree):

@@ -28,7 +28,7 @@ import numpy as np
 from stride_cli import side_by_side
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
-from stride_cli.recovery.problem import LassoSettings, Problem, Solution
+from stride_cli.recovery.problem import LassoSettings, Prior, Problem, Solution
 from stride_cli.recovery.screening import Candidates, Design
 
 
@@ -38,10 +38,11 @@ def solve_lasso(
     settings: LassoSettings = LassoSettings(),
     *,
     n_subsets: int,
+    prior: Prior | None = None,
 ) -> Solution:
-    """Sparse weights of chunks that explain the measurements of one query.
+    """Weights of chunks that explain the measurements of one query, and are what was expected of most chunks.
 
-        min_{w, b}  ½‖y − b − M w‖² + λ‖w‖₁
+        min_{w, c}  ½‖y − c − M w‖² + λ Σ_i ω_i |w_i − μ_i|,      ω_i = max τ / τ_i
 
     Parameters
     ----------
@@ -54,13 +55,19 @@ def solve_lasso(
         λ, what the solution may be, and how exact it has to be.
     n_subsets : int
         K.
+    prior : Prior, optional
+        μ and τ of every chunk; weights whose τ is 0 stay μ. Without it μ = 0, ω = 1: the Lasso of eq:lasso.
 
     Raises
     ------
     NumericalError     y is not finite (names the position), or the tolerance was not reached
     UsageError         shapes that do not fit
     """
-    return solve_batch(columns, np.asarray(y)[None, :], settings, n_subsets=n_subsets)[0]
+    design = Design(columns, n_subsets)
+    (row,) = _measurements(np.asarray(y)[None, :], design)
+    problem = Problem(design, row, settings, 0, prior)
+    _advance(design, [problem], settings.nonneg)
+    return problem.solution()
 
 
 def solve_batch(
@@ -128,13 +135,15 @@ def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on:
     """
     count = max(1, min(len(problems), os.cpu_count() or 1))
     while waiting := [problem for problem in problems if not problem.done]:
+        if len(problems) == 1:
+            (problem,) = problems
+            floor = problem.floor()
+            problem.absorb(problem.scan(floor, problem.capacity), floor)
+            continue
         floors = [problem.floor() for problem in waiting]
         residuals = [problem.pool.residual for problem in waiting]
         room = max(problem.capacity for problem in waiting)
         found = design.scan_batch(residuals, floors, signed=nonneg, capacity=room)
-        if len(problems) == 1:
-            problems[0].absorb(next(found), floors[0])
-            continue
         under_way: deque[Future[None]] = deque()
         try:
             for problem, floor in zip(waiting, floors, strict=True):

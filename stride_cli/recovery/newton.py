@@ -1,14 +1,14 @@
 """The Lasso by a semismooth Newton augmented Lagrangian method, for small λ where coordinate descent crawls.
 
-    primal   min_w  ½‖y_c − M_c w‖² + λ‖w‖₁
+    primal   min_w  ½‖y_c − M_c w‖² + Σ_i λ_i |w_i|,   w_i ≥ l_i
     dual     max_r  y_c·r − ½‖r‖² − Σ_i p*(m_i · r)
 
-The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = soft(v, σλ), a
+The dual multipliers of the constraint are w itself. With v = w + σ Mᵀr and x(v) = max(soft(v, σλ_i), l_i), a
 step minimises over r
 
-    φ(r) = ½‖r‖² − y_c·r + Σ_i x_i² / 2σ
+    φ(r) = ½‖r‖² − y_c·r + Σ_i x_i² / 2σ     (of what is at its bound, (v_i − x_i + σλ_i) x_i / σ is added)
     ∇φ = r − (y_c − M_c x)
-    ∂²φ ∋ I + σ M_J M_Jᵀ,   J = {i : x_i ≠ 0}
+    ∂²φ ∋ I + σ M_J M_Jᵀ,   J = {i : x_i ≠ 0, x_i > l_i}
 
 by Newton steps (conjugate gradients on K unknowns, |J| d work each), then sets w = x and raises σ. The zeros
 of x are exact, and only its support enters the linear algebra. Li, Sun and Toh, SIAM J. Optim. 28(1), 2018.
@@ -36,30 +36,35 @@ _OUTER, _INNER, _CG, _HALVINGS = 60, 50, 500, 20
 
 @dataclass(frozen=True)
 class Problem:
-    """rows (G, d), distinct columns; target (K,), y_c, summing to zero where `centred`."""
+    """rows (G, d), distinct columns; target (K,), y_c, summing to zero where `centred`; penalties (G,), λ_i;
+    lowest (G,) ≤ 0, l_i."""
 
     rows: np.ndarray
     target: np.ndarray
-    lambda_: float
-    nonneg: bool
+    penalties: np.ndarray
+    lowest: np.ndarray
     centred: bool
 
     def proximal(self, values: np.ndarray, sigma: float) -> np.ndarray:
         """x(v): what the penalty makes of v = w + σ Mᵀr."""
-        shrunk = np.maximum((values if self.nonneg else np.abs(values)) - sigma * self.lambda_, 0.0)
-        if not self.nonneg:
-            shrunk *= np.sign(values)
-        return shrunk
+        shrunk = np.maximum(np.abs(values) - sigma * self.penalties, 0.0)
+        shrunk *= np.sign(values)
+        return np.maximum(shrunk, self.lowest, out=shrunk)
 
-    def envelope(self, x: np.ndarray, sigma: float) -> float:
+    def envelope(self, values: np.ndarray, x: np.ndarray, sigma: float) -> float:
         """The last term of φ."""
-        return float(x @ x) / (2.0 * sigma)
+        found = float(x @ x) / (2.0 * sigma)
+        held = np.flatnonzero((x < 0.0) & (x == self.lowest))
+        if len(held):
+            beyond = values[held] - x[held] + sigma * self.penalties[held]
+            found += float(beyond @ x[held]) / sigma
+        return found
 
 
 def newton_steps(
     problem: Problem, weights: np.ndarray, residual: np.ndarray, sigma: float | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float, int]]:
-    """Yield (weights (G,), dual point r (K,), its products Mᵀr (G,), σ, Newton steps) for each σ in turn.
+) -> Iterator[tuple[np.ndarray, np.ndarray, float, int]]:
+    """Yield (weights (G,), dual point r (K,), σ, Newton steps) for each σ in turn.
 
     It starts from `weights`, `residual` (K,) and, where given, the σ that an earlier, similar problem ended
     with.
@@ -80,11 +85,13 @@ def newton_steps(
         reached = False
         dual_before, products_before = dual.copy(), products.copy()
         for steps in range(_INNER):
-            proposed = problem.proximal(weights + sigma * products, sigma)
-            support = np.flatnonzero(proposed != 0.0)  # of numbers, it takes five times as long
+            values = weights + sigma * products
+            proposed = problem.proximal(values, sigma)
+            # what is at its bound stays there while r moves a little
+            support = np.flatnonzero((proposed != 0.0) & (proposed > problem.lowest))
             part = np.ascontiguousarray(rows[support])
             gradient = dual - target
-            kernels.subtract_columns_kernel(part, -proposed[support], gradient)
+            kernels.subtract_columns_kernel(rows, -proposed, gradient)
             if problem.centred:
                 gradient -= gradient.mean()
             size = np.sqrt(gradient @ gradient)
@@ -99,12 +106,13 @@ def newton_steps(
             kernels.inner_products_kernel(rows, direction, slopes)
             # the first of 1, ½, ¼ … that lowers φ by Armijo's rule; by differences, for near the solution the
             # values themselves agree to all digits
-            base, promised = problem.envelope(proposed, sigma), float(gradient @ direction)
+            base, promised = problem.envelope(values, proposed, sigma), float(gradient @ direction)
             linear, square = float((dual - target) @ direction), float(direction @ direction)
             length = 1.0
             for _ in range(_HALVINGS):
-                x = problem.proximal(weights + sigma * (products + length * slopes), sigma)
-                change = length * linear + 0.5 * length * length * square + problem.envelope(x, sigma) - base
+                values = weights + sigma * (products + length * slopes)
+                envelope = problem.envelope(values, problem.proximal(values, sigma), sigma)
+                change = length * linear + 0.5 * length * length * square + envelope - base
                 if change <= 1e-4 * length * promised + 1e-14 * abs(base):
                     break
                 length *= 0.5
@@ -114,10 +122,10 @@ def newton_steps(
             # too far to go at this σ: back to where the step began, and go there in smaller ones
             sigma /= _RETREAT
             dual, products = dual_before, products_before
-            yield weights, dual, products, sigma, steps
+            yield weights, dual, sigma, steps
             continue
         weights = proposed
-        yield weights, dual, products, sigma, steps
+        yield weights, dual, sigma, steps
         if steps <= _QUICK:
             sigma = min(sigma * _GROWTH, _LARGEST / norm)
 

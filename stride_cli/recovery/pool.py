@@ -4,6 +4,7 @@ steps."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,15 +16,15 @@ _PATIENCE = 100  # coordinate rounds on one set of columns before Newton steps a
 _DESCENT = 0.4  # from one λ to the next on the way down
 ROUGH = 1e-3  # share of the objective that the gap may be on the way
 _NEAR = 0.9  # share of λ from which on a column's score calls it into Newton steps
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 10  # coordinate rounds over the support between two looks at the gap
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """λ ‖w‖₁, w ≥ 0 where `nonneg`, columns and y centred where `intercept`."""
+    """λ Σ ω_i |w_i|; columns and y are centred where `intercept`."""
 
     lambda_: float
-    nonneg: bool
     intercept: bool
 
 
@@ -35,17 +36,33 @@ class Certificate:
     bound: float
 
 
-class Pool:
-    """Collected columns with their weights and residual.
-
-    Identical columns are one variable: M cannot tell them apart, so only the sum of their weights is
-    determined. The even split is our choice, for it depends on nothing but the columns themselves.
+class Terms(NamedTuple):
+    """The penalties and bounds of C columns.
 
     Attributes
     ----------
-    rows (G, d) distinct columns; weights (G,) float64, their summed w; residual (K,) float64 = y_c − M_c w;
-    ids (C,) int64, the collected chunks, and group (C,) int64, the row of each; n_steps, coordinate rounds
-    and Newton steps so far
+    omega : (C,) float64 > 0      ω_i
+    lowest : (C,) float64 ≤ 0     the least that w_i may be; −∞: anything
+    """
+
+    omega: np.ndarray
+    lowest: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Terms:
+        return Terms(self.omega[rows], self.lowest[rows])
+
+
+class Pool:
+    """Collected columns with their weights and residual.
+
+    Identical columns with one penalty are one variable: M cannot tell them apart, so only the sum of their
+    weights is determined. The even split is our choice, for it depends on nothing but the columns themselves.
+
+    Attributes
+    ----------
+    rows (G, d) distinct columns; terms, their ω and bounds; weights (G,) float64, their summed w;
+    residual (K,) float64 = y_c − M_c w; ids (C,) int64, the collected chunks, and group (C,) int64, the row
+    of each; n_steps, coordinate rounds and Newton steps so far
     """
 
     def __init__(self, target: np.ndarray, degree: int, dtype: np.dtype) -> None:
@@ -55,26 +72,37 @@ class Pool:
         self.ids = np.empty(0, np.int64)
         self.group = np.empty(0, np.int64)
         self.weights = np.empty(0)
+        self.terms = Terms(np.empty(0), np.empty(0))
         self.multiplicity = np.empty(0)
         self.n_steps = 0
         self._sigma: float | None = None
 
-    def replace(self, ids: np.ndarray, rows: np.ndarray) -> None:
+    def replace(self, ids: np.ndarray, rows: np.ndarray, terms: Terms) -> None:
         """Keep the columns with weight, forget the others, take in chunks `ids` (C,), ascending, with `rows`
-        (C, d)."""
+        (C, d) and `terms`; bounds are of single chunks, and all chunks of a group have the same."""
         per_chunk = self.per_chunk()
         keep = nonzero(per_chunk)
-        old_ids, old_rows, old_weights = self.ids[keep], self.rows[self.group[keep]], per_chunk[keep]
+        old_ids, old_group, old_weights = self.ids[keep], self.group[keep], per_chunk[keep]
         if len(keep):
             fresh = np.ones(len(ids), bool)
             fresh[positions(ids, old_ids)] = False
-            ids, rows = np.concatenate([old_ids, ids[fresh]]), np.concatenate([old_rows, rows[fresh]])
+            ids = np.concatenate([old_ids, ids[fresh]])
+            old_terms, terms = self._chunk_terms().take(keep), terms.take(fresh)
+            rows = np.concatenate([self.rows[old_group], rows[fresh]])
+            terms = Terms(*(np.concatenate(pair) for pair in zip(old_terms, terms, strict=True)))
         self.ids = ids
-        first, self.group = _distinct(rows)
+        first, self.group = _distinct(rows, *terms)
         self.rows = rows if len(first) == len(rows) else rows[first]
         self.multiplicity = np.bincount(self.group, minlength=len(first)).astype(np.float64)
+        # a group of m chunks may be lowered by m times as much as each
+        self.terms = terms.take(first)._replace(lowest=terms.lowest[first] * self.multiplicity)
         self.weights = np.zeros(len(first))
         np.add.at(self.weights, self.group[: len(keep)], old_weights)
+
+    def _chunk_terms(self) -> Terms:
+        """ω and bounds of the collected chunks, one by one."""
+        lowest = self.terms.lowest / self.multiplicity
+        return Terms(self.terms.omega[self.group], lowest[self.group])
 
     def shrink(self) -> None:
         """Forget the columns without weight."""
@@ -82,7 +110,7 @@ class Pool:
         inside = kept[self.group]
         self.ids, self.group = self.ids[inside], (np.cumsum(kept) - 1)[self.group[inside]]
         self.rows, self.weights = self.rows[kept], self.weights[kept]
-        self.multiplicity = self.multiplicity[kept]
+        self.terms, self.multiplicity = self.terms.take(kept), self.multiplicity[kept]
 
     def per_chunk(self) -> np.ndarray:
         """(C,) weight of each collected chunk: its column's sum, split evenly."""
@@ -96,26 +124,49 @@ class Pool:
             residual -= residual.mean()
         self.residual = residual
 
-    def scores(self, penalty: Penalty) -> np.ndarray:
-        """(G,) |m_i · r|, signed where nonneg: at the optimum ≤ λ, and = λ where w_i ≠ 0."""
+    def products(self, vector: np.ndarray) -> np.ndarray:
+        """m_i · vector / ω_i, (G,)."""
         values = np.empty(len(self.rows))
-        kernels.inner_products_kernel(self.rows, self.residual, values)
-        return values if penalty.nonneg else np.abs(values)
+        kernels.inner_products_kernel(self.rows, vector, values)
+        values /= self.terms.omega
+        return values
+
+    def scores(self, vector: np.ndarray | None = None) -> np.ndarray:
+        """(G,) |m_i · r| / ω_i: at the optimum ≤ λ, and = λ where w_i ≠ 0. r is the residual, or `vector`.
+
+        Without the absolute value where w_i is as low as it may be: nothing pulls it further down.
+        """
+        values = self.products(self.residual if vector is None else vector)
+        both = (self.terms.lowest < 0.0) & (self.weights > self.terms.lowest)
+        return np.where(both, np.abs(values), values)
 
     def certify(self, penalty: Penalty, largest: float) -> Certificate:
         """The objective, and the dual objective at the best feasible multiple of the residual.
 
-        D(s r) = s y_c·r − ½ s² ‖r‖², feasible while s × (largest score) ≤ λ (Massias, Gramfort and Salmon,
-        2018, section 2).
+        D(s r) = s y_c·r − ½ s² ‖r‖² − Σ_i p_i, feasible while s × (largest score) ≤ λ (Massias, Gramfort and
+        Salmon, 2018, section 2). p_i is 0 but for columns with a bound l_i: |l_i| max(0, −s m_i·r − λ ω_i).
         """
         squares = float(self.residual @ self.residual)
-        objective = 0.5 * squares + penalty.lambda_ * float(np.abs(self.weights).sum())
-        product = float(self.target @ self.residual)
-        return Certificate(objective, _dual(product, squares, penalty.lambda_, largest))
+        penalised = float(self.terms.omega @ np.abs(self.weights))
+        objective = 0.5 * squares + penalty.lambda_ * penalised
+        return Certificate(objective, self._dual(self.residual, penalty.lambda_, largest))
 
     def _own_certificate(self, penalty: Penalty) -> Certificate:
         """`certify` as if there were no other columns."""
-        return self.certify(penalty, float(self.scores(penalty).max(initial=0.0)))
+        return self.certify(penalty, float(self.scores().max(initial=0.0)))
+
+    def _dual(self, vector: np.ndarray, lambda_: float, largest: float) -> float:
+        """The dual objective at the best feasible multiple of `vector` (K,), `largest` its largest score."""
+        product, squares = float(self.target @ vector), float(vector @ vector)
+        # columns that are as low as they may be have their part in the slope, where they pull further down
+        held = np.flatnonzero((self.weights == self.terms.lowest) & (self.weights < 0.0))
+        pull = -self.products(vector)[held] if len(held) else np.empty(0)
+        cost = self.terms.lowest[held] * self.terms.omega[held]
+        limit = lambda_ / largest if largest > 0 else np.inf
+        best = (product + float(cost @ np.maximum(0.0, pull))) / squares if squares > 0 else 0.0
+        scale = min(max(best, 0.0), limit)
+        beyond = np.maximum(0.0, scale * pull - lambda_)
+        return scale * product - 0.5 * scale * scale * squares + float(cost @ beyond)
 
     def minimise(self, penalty: Penalty, goal: float, max_steps: int) -> bool:
         """Optimise over the pool until the duality gap over it is ≤ goal; False when max_steps did not do.
@@ -123,7 +174,7 @@ class Pool:
         λ comes down in steps from where the present weights are about optimal: from far away, both methods
         lose their time on columns that have no place in the solution.
         """
-        lambda_ = _DESCENT * float(self.scores(penalty).max(initial=0.0))
+        lambda_ = _DESCENT * float(self.scores().max(initial=0.0))
         while lambda_ > penalty.lambda_:
             step = replace(penalty, lambda_=lambda_)
             rough = max(goal, ROUGH * self.certify(step, np.inf).objective)
@@ -137,7 +188,7 @@ class Pool:
         patience = self.n_steps + _PATIENCE
         while True:
             # 1. The gap over the pool: the best lower bound so far counts, as bounds do not only rise
-            scores = self.scores(penalty)
+            scores = self.scores()
             certificate = self.certify(penalty, float(scores.max(initial=0.0)))
             bound = max(bound, certificate.bound)
             if certificate.objective - bound <= goal:
@@ -179,6 +230,7 @@ class Pool:
         """The columns `working` (W,) alone, at the residual as it stands."""
         part = self.emptied()
         part.rows, part.weights = np.ascontiguousarray(self.rows[working]), self.weights[working]
+        part.terms = self.terms.take(working)
         part.residual, part.multiplicity = self.residual, self.multiplicity[working]
         part._sigma = self._sigma
         return part
@@ -191,22 +243,28 @@ class Pool:
         """Coordinate rounds over the columns in `order`; see `kernels.descend_kernel`."""
         return int(
             kernels.descend_kernel(
-                self.rows, self.weights, self.residual, penalty.lambda_, penalty.intercept,
-                penalty.nonneg, order, n_epochs, threshold,
+                self.rows, self.weights, self.residual, penalty.lambda_ * self.terms.omega,
+                self.terms.lowest, penalty.intercept, order, n_epochs, threshold,
             )
         )  # fmt: skip
+
+    @property
+    def held(self) -> np.ndarray:
+        """Chunks whose weight is as low as it may be, below zero: int64."""
+        return self.ids[((self.weights < 0.0) & (self.weights == self.terms.lowest))[self.group]]
 
     def thin(self, penalty: Penalty) -> None:
         """Leave no more non-zeros than there are independent columns."""
         support = nonzero(self.weights)
-        if len(support) <= len(self.target) - penalty.intercept:
+        if len(support) <= len(self.target) - penalty.intercept or len(self.held):
             return
         before = self.weights, self.residual
         objective = self.certify(penalty, np.inf).objective
         self.weights = self.weights.copy()
         self.weights[support] = thin(
-            self.rows[support], self.weights[support], len(self.target), centred=penalty.intercept
-        )
+            self.rows[support], self.weights[support], self.terms.omega[support], len(self.target),
+            centred=penalty.intercept,
+        )  # fmt: skip
         self.refresh_residual(penalty)
         if self.certify(penalty, np.inf).objective > objective * (1 + 1e-9):  # rounding got the better of it
             self.weights, self.residual = before
@@ -220,13 +278,14 @@ class Pool:
         """
         before = self.weights, self.residual
         certificate = self._own_certificate(penalty)
-        if certificate.objective - certificate.bound <= goal:
+        if certificate.objective - certificate.bound <= goal or len(self.held):
             return False
         support = nonzero(self.weights)
         self.weights = self.weights.copy()
         self.weights[support] = settle(
-            self.rows[support], self.weights[support], self.target, penalty.lambda_, centred=penalty.intercept
-        )
+            self.rows[support], self.weights[support], self.target,
+            penalty.lambda_ * self.terms.omega[support], centred=penalty.intercept,
+        )  # fmt: skip
         self.refresh_residual(penalty)
         settled = self._own_certificate(penalty)
         if settled.objective - settled.bound > certificate.objective - certificate.bound:
@@ -242,14 +301,14 @@ class Pool:
         """
         bound, gap = -np.inf, np.inf
         while gap > goal:
-            scores = self.scores(penalty)
+            scores = self.scores()
             working = np.flatnonzero((self.weights != 0.0) | (scores >= _NEAR * penalty.lambda_))
             part = self.restricted(working)
             part.n_steps = self.n_steps
             dual = part._newton_whole(penalty, 0.5 * goal, max_steps)
             self.n_steps, self._sigma = part.n_steps, part._sigma
             self.weights[working], self.residual = part.weights, part.residual
-            bound = max(bound, self._dual_at(dual, penalty))
+            bound = max(bound, self._dual(dual, penalty.lambda_, float(self.scores(dual).max(initial=0.0))))
             certificate = self._own_certificate(penalty)
             if certificate.objective - max(bound, certificate.bound) > goal:
                 # the steps crawl: their support is found by now, its weights are not
@@ -265,18 +324,16 @@ class Pool:
     def _newton_whole(self, penalty: Penalty, goal: float, max_steps: int) -> np.ndarray:
         """The steps over all columns; the method's last dual point (K,), often better than the residual."""
         bound, best, best_weights = -np.inf, np.inf, self.weights
-        problem = Problem(self.rows, self.target, penalty.lambda_, penalty.nonneg, penalty.intercept)
+        penalties = penalty.lambda_ * self.terms.omega
+        problem = Problem(self.rows, self.target, penalties, self.terms.lowest, penalty.intercept)
         dual = self.residual
-        for weights, dual, products, sigma, steps in newton_steps(
-            problem, self.weights, self.residual, self._sigma
-        ):
+        for weights, dual, sigma, steps in newton_steps(problem, self.weights, self.residual, self._sigma):
             self.n_steps += max(1, steps)
             self.weights = weights
             self.refresh_residual(penalty)
             certificate = self._own_certificate(penalty)
             bound = max(bound, certificate.bound)
-            largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
-            bound = max(bound, _dual(*self._products(dual), penalty.lambda_, largest))
+            bound = max(bound, self._dual(dual, penalty.lambda_, float(self.scores(dual).max(initial=0.0))))
             if certificate.objective < best:
                 best, best_weights = certificate.objective, weights
             if best - bound <= goal:
@@ -287,23 +344,6 @@ class Pool:
         self.weights = best_weights
         self.refresh_residual(penalty)
         return dual
-
-    def _dual_at(self, dual: np.ndarray, penalty: Penalty) -> float:
-        """The dual objective at the best feasible multiple of `dual` (K,)."""
-        products = np.empty(len(self.rows))
-        kernels.inner_products_kernel(self.rows, dual, products)
-        largest = float((products if penalty.nonneg else np.abs(products)).max(initial=0.0))
-        return _dual(*self._products(dual), penalty.lambda_, largest)
-
-    def _products(self, dual: np.ndarray) -> tuple[float, float]:
-        return float(self.target @ dual), float(dual @ dual)
-
-
-def _dual(product: float, squares: float, lambda_: float, largest: float) -> float:
-    """max_s s·product − ½ s²·squares over 0 ≤ s, s · largest ≤ λ."""
-    limit = lambda_ / largest if largest > 0 else np.inf
-    scale = min(max(product / squares, 0.0), limit) if squares > 0 else 0.0
-    return scale * product - 0.5 * scale * scale * squares
 
 
 def nonzero(values: np.ndarray) -> np.ndarray:
@@ -319,15 +359,19 @@ def positions(ascending: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return at[ascending[at] == wanted]
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First occurrence of each distinct row, and for every row which one it is."""
+def _distinct(rows: np.ndarray, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First occurrence of each distinct row with its numbers in `others` (C,), and which one every row is."""
     hashes = np.empty(len(rows), np.uint64)
     kernels.hash_rows_kernel(rows, hashes)
     ordered = np.sort(hashes)
     if not (ordered[1:] == ordered[:-1]).any():  # nearly always, in a design worth its name
         everything = np.arange(len(rows))
         return everything, everything
+    for each in others:
+        hashes = hashes * _MIX ^ (np.asarray(each, np.float64) + 0.0).view(np.uint64)  # + 0: −0 is 0
     _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
-    if (rows[first[group]] != rows).any():  # two different rows with one hash: 1 in 2^64 per pair
-        _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    # other numbers tell all rows apart; or two different rows have one hash: 1 in 2^64 per pair
+    if len(first) == len(rows) or (rows[first[group]] != rows).any():
+        everything = np.arange(len(rows))
+        return everything, everything
     return first, group.ravel()

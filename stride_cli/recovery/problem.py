@@ -1,4 +1,4 @@
-"""One query's Lasso on its way from pass to pass, and the solution that it ends with."""
+"""One query's convex problem on its way from pass to pass, and the solution that it ends with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.recovery import kernels
-from stride_cli.recovery.pool import ROUGH, Penalty, Pool
-from stride_cli.recovery.screening import Candidates, Design
+from stride_cli.recovery.pool import ROUGH, Penalty, Pool, Terms
+from stride_cli.recovery.screening import Candidates, Design, Scales
 
 if TYPE_CHECKING:
     from stride_cli.recovery.recall import Recall
@@ -27,26 +26,43 @@ _ROUNDING = 1e-9  # two scores closer than this, relatively, are one score
 
 
 @dataclass(frozen=True)
+class Prior:
+    """An estimate of every chunk's weight, without the measurements.
+
+    Attributes
+    ----------
+    means : (n,) float64        μ, in the unit of y
+    spreads : (n,) float64      τ ≥ 0, in the same unit: how uncertain it is; 0: the weight is μ, exactly
+    """
+
+    means: np.ndarray
+    spreads: np.ndarray
+
+
+@dataclass(frozen=True)
 class Solution:
     """Weights of chunks, and how sure they are.
 
     Attributes
     ----------
-    indices : (nnz,) int64       chunks with a weight that is not zero, ascending
+    indices : (nnz,) int64       chunks whose weight is not `average`, ascending
     values : (nnz,) float64      their weights, in the unit of y; chunks in exactly the same subsets, which no
                                  measurement can tell apart, share theirs evenly
-    intercept : float            b; 0.0 where none was asked for
-    lambda_, lambda_max, lambda_ratio : float   λ used, the smallest λ at which all weights are 0, their ratio
+    intercept : float            c; 0.0 where none was asked for
+    lambda_, lambda_max, lambda_ratio : float   λ used, the smallest λ at which all weights are what was
+                                 expected (without a prior: 0), their ratio
+    moved : int                  weights that are not what was expected: non-zeros of the Lasso
     duality_gap : float          the objective is at most this much above the minimum over all n chunks
-    relative_gap : float         duality_gap / (½‖y − ȳ‖²), or / (½‖y‖²) without an intercept
+    relative_gap : float         duality_gap / (½‖y − ȳ‖²), or / (½‖y‖²) without an intercept; of y − M μ
+                                 where there is a prior
     n_passes : int               times that all n columns were read
     n_epochs : int               coordinate rounds and Newton steps in between
-    r_squared : float            share of ‖y − ȳ‖² (or ‖y‖²) that b + M w explains; 0.0 where y is constant
-    residual : (K,) float64      y − b − M w
+    r_squared : float            share of ‖y − ȳ‖² (or ‖y‖²) that c + M w explains; 0.0 where y is constant
+    residual : (K,) float64      y − c − M w
     n_chunks : int               n
+    average : float              the weight of all chunks that `indices` leaves out
     exact : (t,) int64           chunks whose weight is an exact value, ascending
     recall : Recall or None      how many of the strongest chunks are among these, where that can be told
-    lasso : Solution or None     the Lasso's own, where weights have changed since; the certificate is of this
     """
 
     indices: np.ndarray
@@ -62,15 +78,17 @@ class Solution:
     r_squared: float
     residual: np.ndarray
     n_chunks: int
+    moved: int = 0
+    average: float = 0.0
     exact: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     recall: Recall | None = None
-    lasso: Solution | None = None
 
 
 def dense(found: Sequence[Solution], dtype: type = np.float64) -> np.ndarray:
     """Weights of all chunks of several solutions, (Q, n)."""
-    weights: np.ndarray = np.zeros((len(found), found[0].n_chunks), dtype)
+    weights: np.ndarray = np.empty((len(found), found[0].n_chunks), dtype)
     for row, each in zip(weights, found, strict=True):
+        row[:] = each.average
         row[each.indices] = each.values
     return weights
 
@@ -108,15 +126,34 @@ class LassoSettings:
 class Problem:
     """One query on its way: what it needs from the next pass, and what it makes of it.
 
-    y is centred and scaled to order 1 by a power of two, which rounds nothing, so that y in nats or nano-nats
-    takes the same steps.
+        min_{v, c}  ½‖y − M μ − c − M v‖² + λ Σ_i ω_i |v_i|,     w = μ + v,  ω_i = max τ / τ_i
+
+    A chunk with τ_i = 0 is no variable. With w ≥ 0, v_i ≥ −μ_i (and μ ≥ 0). Without a prior μ = 0 and ω = 1.
+
+    y − M μ is centred and scaled to order 1 by a power of two, which rounds nothing, so that y in nats or
+    nano-nats takes the same steps.
     """
 
-    def __init__(self, design: Design, y: np.ndarray, settings: LassoSettings, number: int) -> None:
+    def __init__(
+        self,
+        design: Design,
+        y: np.ndarray,
+        settings: LassoSettings,
+        number: int,
+        prior: Prior | None = None,
+    ) -> None:
         self.design = design
         self.settings = settings
         self.number = number
-        self.y = y
+        # 1. What is expected leaves y; how uncertain it is becomes the penalties, the least of them 1
+        self.y, self.prior, self.scales = y, prior, None
+        largest = 0.0
+        if prior is not None:
+            means = np.maximum(prior.means, 0.0) if settings.nonneg else prior.means
+            self.prior = Prior(means, prior.spreads)
+            y = y - design.sums(means)
+            largest = float(prior.spreads.max(initial=0.0))
+        # 2. Centred, of order 1
         centred = y - y.mean() if settings.intercept else y.copy()
         spread = float(np.abs(centred).max(initial=0.0))
         if spread <= 8 * np.finfo(float).eps * float(np.abs(y).max(initial=0.0)):
@@ -127,6 +164,10 @@ class Problem:
             centred -= centred.mean()
         self.half = 0.5 * float(centred @ centred)
         self.pool = Pool(centred, design.degree, design.dtype)
+        if prior is not None:
+            unit = (prior.spreads / (largest or 1.0)).astype(np.float32)
+            lowest = (-means / self.scale).astype(np.float32) if settings.nonneg else np.empty(0, np.float32)
+            self.scales = Scales(unit, lowest)
         self.lambda_max: float | None = None
         self._first_scores: np.ndarray | None = None
         self._seen: tuple[np.ndarray, float] | None = None  # residual of the last pass, and what it missed
@@ -142,6 +183,7 @@ class Problem:
             spread == 0.0
             or (settings.intercept and design.degree == design.n_subsets)
             or design.n_chunks == 0
+            or (prior is not None and not largest)
         ):
             self._find_penalty(0.0)  # nothing to explain, or nothing to explain it with
 
@@ -156,7 +198,9 @@ class Problem:
         """Some columns' scores at the residual as it stands; kept until the first pass is over."""
         if self._first_scores is not None:
             return self._first_scores
-        scores = self.design.sample_scores(self.pool.residual, signed=self.settings.nonneg)
+        scores = self.design.sample_scores(
+            self.pool.residual, signed=self.settings.nonneg, scales=self.scales
+        )
         if self.n_passes == 0:
             self._first_scores = scores
         return scores
@@ -173,6 +217,13 @@ class Problem:
             self._find_penalty(self.lambda_max)
             if not self.done and len(self.pool.rows):
                 self._minimise()
+
+    def scan(self, floor: float, capacity: int) -> Candidates:
+        """One pass over all columns at the residual as it stands."""
+        signed = self.settings.nonneg
+        return self.design.scan(
+            self.pool.residual, floor, signed=signed, capacity=capacity, scales=self.scales
+        )
 
     def floor(self) -> float:
         """Score from which on the next pass should collect columns."""
@@ -195,9 +246,7 @@ class Problem:
     def _needed(self) -> float:
         """Score from which on a pass must miss no column, for the certificate and for columns with twins."""
         assert self.penalty is not None
-        values = np.empty(len(self.pool.rows))
-        kernels.inner_products_kernel(self.pool.rows, self.pool.residual, values)
-        active = np.abs(values[self.pool.weights != 0.0])
+        active = np.abs(self.pool.products(self.pool.residual)[self.pool.weights != 0.0])
         return min(self.penalty.lambda_, float(active.min(initial=np.inf))) * (1 - _ROUNDING)
 
     def absorb(self, found: Candidates, floor: float) -> None:
@@ -215,7 +264,7 @@ class Problem:
         elif floor <= (needed := self._needed()):
             # 2. A pass that missed nothing that matters may prove the gap over all n columns
             # columns below the floor were not looked at more closely
-            reached = self._certify(max(found.largest, floor))
+            reached = self._certify(max(self._largest(found), floor))
             if found.complete > needed:
                 self.capacity = min(8 * self.capacity, self.design.n_chunks)
                 reached = False  # columns that matter were dropped: look again, with more room
@@ -229,14 +278,25 @@ class Problem:
         self.stage = _REACH * floor
         self._minimise()
 
+    def _largest(self, found: Candidates) -> float:
+        """The largest score of a pass, without columns that are as low as they may be."""
+        held = self.pool.held
+        if not len(held):
+            return found.largest
+        return float(found.values[~np.isin(found.ids, held)].max(initial=-np.inf))
+
     def _take(self, found: Candidates) -> None:
-        self.pool.replace(found.ids, self.design.rows(found.ids))
+        count = len(found.ids)
+        terms = Terms(np.ones(count), np.full(count, 0.0 if self.settings.nonneg else -np.inf))
+        if self.scales is not None:
+            terms = self.scales.terms(found.ids)
+        self.pool.replace(found.ids, self.design.rows(found.ids), terms)
 
     def _find_penalty(self, lambda_max: float) -> None:
         settings = self.settings
         self.lambda_max = lambda_max
         lambda_ = settings.lambda_ratio * lambda_max
-        self.penalty = Penalty(lambda_, settings.nonneg, settings.intercept)
+        self.penalty = Penalty(lambda_, settings.intercept)
         # w = 0 is optimal, with a gap of zero: y_c · (λ / λ_max) is feasible, and the objective is ½‖y_c‖²
         self.done = lambda_ >= lambda_max
 
@@ -266,24 +326,23 @@ class Problem:
         """Try to prove from what the last pass saw that the gap over all n columns is small enough.
 
         A column that it left out scored less than `complete` at r₀, the residual of that time. Now it scores
-        |m · r| ≤ |m · r₀| + |m · (r − r₀)|, whose last term is a sum of d entries of r − r₀: no more than the
-        d largest ones add up to.
+        |m · r| / ω ≤ |m · r₀| / ω + |m · (r − r₀)| / ω. As ω ≥ 1, the last term is at most a sum of d entries
+        of r − r₀: no more than the d largest ones add up to.
 
-            max_i |m_i · r| ≤ max(max over the pool, complete + max |sum of d entries of r − r₀|) = s
+            max_i |m_i · r| / ω_i ≤ max(max over the pool, complete + max |sum of d entries of r − r₀|) = s
 
         Then multiples of r up to λ / s are feasible in the dual, and its objective there is a lower bound of
         the optimum (`Pool.certify`).
         """
         assert self._seen is not None and self.penalty is not None
         before, complete = self._seen  # r₀ (K,), and the score from which on nothing is missing
-        signed = self.penalty.nonneg
         # columns identical to one with weight must be there, to share it: they scored as it did
-        values = np.empty(len(self.pool.rows))
-        kernels.inner_products_kernel(self.pool.rows, before, values)
-        active = values[self.pool.weights != 0.0]
-        if ((active if signed else np.abs(active)) * (1 - _ROUNDING) < complete).any():
+        scores = self.pool.products(before)
+        scores = np.where(self.pool.terms.lowest < 0.0, np.abs(scores), scores)
+        active = scores[self.pool.weights != 0.0]
+        if (active * (1 - _ROUNDING) < complete).any():
             return False
-        largest = float(self.pool.scores(self.penalty).max(initial=0.0))  # of the collected columns, at r
+        largest = float(self.pool.scores().max(initial=0.0))  # of the collected columns, at r
         if complete > -np.inf:  # else all n were collected
             largest = max(
                 largest, complete + self._change(self.pool.residual - before) + _ROUNDING * abs(complete)
@@ -298,7 +357,8 @@ class Problem:
         degree = self.design.degree
         ordered = np.sort(difference)
         most = float(ordered[-degree:].sum())
-        return most if self.settings.nonneg else max(most, -float(ordered[:degree].sum()))
+        one_sided = self.settings.nonneg and self.scales is None
+        return most if one_sided else max(most, -float(ordered[:degree].sum()))
 
     def _certify(self, largest: float) -> bool:
         """Tell whether the gap is small enough if no column scores above `largest`; keep the best bound."""
@@ -324,7 +384,9 @@ class Problem:
         self.pool = self.pool.emptied()
 
     def solution(self) -> Solution:
+        """The weights w = μ + v, what they leave of y, and the proof."""
         assert self.penalty is not None and self.lambda_max is not None
+        # 1. v: nothing has moved where λ is λ_max or more
         if self.penalty.lambda_ >= self.lambda_max:
             indices, values, residual = np.empty(0, np.int64), np.empty(0), self.pool.target
             self.gap = 0.0
@@ -333,8 +395,21 @@ class Problem:
             support = np.flatnonzero(weights)
             support = support[np.argsort(self.pool.ids[support])]
             indices, values, residual = self.pool.ids[support], weights[support], self.pool.residual
-        values = values * self.scale
-        offset = float(self.y.mean() - (self.design.degree * values).sum() / len(self.y))
+        values, moved = values * self.scale, len(indices)
+        total = float(values.sum())
+        # 2. w: with a prior every chunk has one
+        if self.prior is not None:
+            whole = self.prior.means.copy()
+            whole[indices] += values
+            if self.settings.nonneg:
+                whole = np.maximum(whole, 0.0)  # bounds are float32
+            indices, total = np.flatnonzero(whole), float(whole.sum())
+            values = whole[indices]
+        offset = float(self.y.mean() - self.design.degree * total / len(self.y))
+        # 3. How much of y the weights explain
+        centred = self.y - self.y.mean() if self.settings.intercept else self.y
+        power = float(centred @ centred)
+        residual = residual * self.scale
         before = self._counted
         return Solution(
             indices=indices,
@@ -347,7 +422,8 @@ class Problem:
             relative_gap=self.gap / self.half if self.half else 0.0,
             n_passes=self.n_passes - before[0],
             n_epochs=self.pool.n_steps - before[1],
-            r_squared=1.0 - 0.5 * float(residual @ residual) / self.half if self.half else 0.0,
-            residual=residual * self.scale,
+            r_squared=1.0 - float(residual @ residual) / power if self.half and power else 0.0,
+            residual=residual,
             n_chunks=self.design.n_chunks,
+            moved=moved,
         )

@@ -17,12 +17,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import kernels
+from stride_cli.recovery.pool import Terms
 
 # a shard is scanned in at most so many pieces, none smaller than this: fixed, so that results do not depend
 # on the number of threads
@@ -35,6 +36,8 @@ _UNROLLED = 64  # largest degree the batch scan is compiled for
 _SHARED, _SHARED_COLUMNS = 6, 500_000
 # room in a lane, in fair shares: good columns may sit together; less where 64 queries want room
 _SPARE, _SPARE_SHARED = 8.0, 1.5
+
+_NONE = np.empty(0, np.float32)
 
 # numba's simplest threading layer ends the process when two threads enter it at once
 _parallel = threading.Lock()
@@ -52,6 +55,24 @@ class Candidates:
     values: np.ndarray
     largest: float
     complete: float
+
+
+class Scales(NamedTuple):
+    """How far measurements may move each chunk's weight from what is expected of it.
+
+    Attributes
+    ----------
+    spreads : (n,) float32     τ_i / max τ = 1 / ω_i, 0 … 1; 0: not at all
+    lowest : (n,) float32      ≤ 0: the most that it may be lowered by; (0,): by anything
+    """
+
+    spreads: np.ndarray
+    lowest: np.ndarray
+
+    def terms(self, ids: np.ndarray) -> Terms:
+        """Penalties and bounds of chunks `ids`."""
+        lowest = self.lowest[ids].astype(np.float64) if len(self.lowest) else np.full(len(ids), -np.inf)
+        return Terms(1.0 / self.spreads[ids].astype(np.float64), lowest)
 
 
 class Design:
@@ -103,15 +124,18 @@ class Design:
             out[here] = shard[ids[here] - self.starts[number]]
         return out
 
+    @property
+    def _sampled(self) -> list[tuple[int, int]]:
+        """The runs of `_sample`; all columns where these are few."""
+        if self.n_chunks <= _SAMPLE_RUNS * _SAMPLE_RUN:
+            return [(0, self.n_chunks)]
+        starts = [run * self.n_chunks // _SAMPLE_RUNS for run in range(_SAMPLE_RUNS)]
+        return [(start, start + _SAMPLE_RUN) for start in starts]
+
     @cached_property
     def _sample(self) -> np.ndarray:
         """Runs of columns, from the first and from the middle on, to guess how scores are distributed."""
-        if self.n_chunks <= _SAMPLE_RUNS * _SAMPLE_RUN:
-            runs = [np.asarray(shard) for shard in self.shards]
-        else:
-            starts = [run * self.n_chunks // _SAMPLE_RUNS for run in range(_SAMPLE_RUNS)]
-            runs = [self._slice(start, start + _SAMPLE_RUN) for start in starts]
-        sample = np.concatenate(runs)
+        sample = np.concatenate([self._slice(start, stop) for start, stop in self._sampled])
         if sample.size and sample.max() >= self.n_subsets:
             raise _damaged()
         return sample
@@ -124,16 +148,31 @@ class Design:
                 yield shard[low - begin : high - begin], low
 
     def _slice(self, start: int, stop: int) -> np.ndarray:
-        """Columns `start` … `stop`-1, of one shard or two."""
-        pieces = [piece for piece, _ in self._pieces(start, stop)]
+        """Columns `start` … `stop`-1, of one shard or several."""
+        pieces = [piece for piece, _ in self._pieces(start, stop)] or [self.shards[0][:0]]
         return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
-    def sample_scores(self, residual: np.ndarray, *, signed: bool) -> np.ndarray:
+    def sample_scores(
+        self, residual: np.ndarray, *, signed: bool, scales: Scales | None = None
+    ) -> np.ndarray:
         """Scores of some columns, for `floor_for`."""
         sample = self._sample
         scores = np.empty(len(sample))
         kernels.inner_products_kernel(sample, residual, scores)
+        if scales is not None:
+            scores *= np.concatenate([scales.spreads[start:stop] for start, stop in self._sampled])
+            signed = False  # a guess: which of them are one-sided is left to the scan
         return scores if signed else np.abs(scores, out=scores)
+
+    def sums(self, weights: np.ndarray) -> np.ndarray:
+        """M w, (K,) float64, for the weights (n,) of all chunks."""
+        found = np.zeros(self._padded)
+        for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
+            part = np.negative(weights[start : start + len(shard)], dtype=np.float64)
+            kernels.subtract_columns_kernel(shard, part, found)
+        if found[self.n_subsets :].any():
+            raise _damaged()
+        return found[: self.n_subsets]
 
     def floor_for(self, scores: np.ndarray, wanted: int) -> float:
         """A score that about `wanted` of the n columns reach, by those of a sample; never above the largest.
@@ -146,10 +185,19 @@ class Design:
         keep = max(1, round(len(scores) * wanted / self.n_chunks))
         return float(np.partition(scores, len(scores) - keep)[len(scores) - keep])
 
-    def scan(self, residual: np.ndarray, floor: float, *, signed: bool, capacity: int) -> Candidates:
+    def scan(
+        self,
+        residual: np.ndarray,
+        floor: float,
+        *,
+        signed: bool,
+        capacity: int,
+        scales: Scales | None = None,
+    ) -> Candidates:
         """One pass over all columns for one residual (K,): collect those whose score reaches `floor`.
 
-        score_i = |m_i · r|, or m_i · r where `signed`. When many more than `capacity` reach the floor, the
+        score_i = |m_i · r|, or m_i · r where `signed`; with `scales` divided by ω_i, and in absolute value
+        where the weight may be lowered. When many more than `capacity` reach the floor, the
         smaller ones are dropped, lane by lane, and `complete` tells above which score none is missing.
         """
         found = []
@@ -159,9 +207,12 @@ class Design:
             self._vector[: self.n_subsets] = residual  # NaN behind: see `kernels`
             # a lane of columns has room for `_SPARE` times its share of the capacity: lanes need nothing of
             # each other, and what they find does not depend on threads
+            spreads, lowest = (_NONE, _NONE) if scales is None else scales
+            kernel = kernels.scan_kernel(self.degree, scales is not None)
             for shard, bounds, start in zip(self.shards, self._bounds, self.starts, strict=False):
                 out = _outputs((len(bounds) - 1,), _slots(capacity, bounds, _SPARE))
-                kernels.scan_kernel(self.degree)(shard, self._vector, floor, signed, bounds, *out)
+                own = slice(start, start + len(shard))
+                kernel(shard, self._vector, spreads[own], lowest[own], floor, signed, bounds, *out)
                 found.append(_gather(out, bounds + start, floor))
         return _concatenate(found)
 

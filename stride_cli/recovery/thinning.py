@@ -15,13 +15,16 @@ _LARGEST = 4_096  # subsets up to which dense K × K algebra is cheap enough
 _ROUNDING = 1e-10
 
 
-def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool) -> np.ndarray:
-    """Weights (S,) with the same fit, the same signs or zero, and no larger ‖w‖₁, on independent columns.
+def thin(
+    rows: np.ndarray, weights: np.ndarray, penalties: np.ndarray, n_subsets: int, *, centred: bool
+) -> np.ndarray:
+    """Weights (S,) with the same fit, the same signs or zero, and no larger penalty, on independent columns.
 
     Parameters
     ----------
     rows : (S, d)         distinct columns
     weights : (S,)        float64, none of them zero
+    penalties : (S,)      of each |w_i|, in any unit
     n_subsets : int       K; above 4,096 the weights come back as they are
     centred : bool        the fit may change by a constant, which an intercept takes up
     """
@@ -43,8 +46,8 @@ def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool
     for j, other in enumerate(others):
         column = tableau[:, j]
         inside = weights[basis]
-        rate = np.sign(weights[other]) - column @ np.sign(inside)
-        # raise (+1) or lower (-1) the weight of `other`: whichever does not increase ‖w‖₁
+        rate = penalties[other] * np.sign(weights[other]) - column @ (penalties[basis] * np.sign(inside))
+        # raise (+1) or lower (-1) the weight of `other`: whichever does not increase the penalty
         way = -np.sign(weights[other]) if abs(rate) < _ROUNDING else -np.sign(rate)
         change = -way * column
         blocked = (inside * change < 0) & (np.abs(change) > _ROUNDING)
@@ -69,9 +72,9 @@ def thin(rows: np.ndarray, weights: np.ndarray, n_subsets: int, *, centred: bool
 
 
 def settle(
-    rows: np.ndarray, weights: np.ndarray, target: np.ndarray, lambda_: float, *, centred: bool
+    rows: np.ndarray, weights: np.ndarray, target: np.ndarray, penalties: np.ndarray, *, centred: bool
 ) -> np.ndarray:
-    """The weights (S,) whose columns score exactly λ with the signs that they have: M_Sᵀ(y − M_S w) = λ s.
+    """The weights (S,) at which each column scores λ_i, with its sign: m_i · (y − M_S w) = λ_i s_i.
 
     The objective cannot tell weights apart that differ by the root of its rounding; their residuals it can,
     and the certificate is made from these. `weights` come back as they are where the columns are dependent,
@@ -82,6 +85,7 @@ def settle(
     rows : (S, d)         distinct columns
     weights : (S,)        float64, none of them zero
     target : (K,)         y_c
+    penalties : (S,)      λ_i
     """
     n_subsets = len(target)
     if n_subsets > _LARGEST or not 0 < len(rows) <= n_subsets - centred:
@@ -95,8 +99,8 @@ def settle(
     if diagonal.min() <= _ROUNDING * diagonal.max():
         return weights
     signs = np.sign(weights)
-    shift = solve_triangular(upper, signs, trans="T", check_finite=False)
-    exact = solve_triangular(upper, basis.T @ target - lambda_ * shift, check_finite=False)
+    shift = solve_triangular(upper, penalties * signs, trans="T", check_finite=False)
+    exact = solve_triangular(upper, basis.T @ target - shift, check_finite=False)
     return exact if (exact * signs > 0).all() else weights
 
 

@@ -28,16 +28,23 @@ def outputs(shape: tuple[int, ...], slots: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("slots", [300, 8])
-def test_scan(columns, rng, signed, slots):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scan(columns, rng, signed, slots, weighted):
     residual = residual_padded(rng.normal(size=12), 65_536)
     bounds = np.array([0, 100, 100, 300])
     compiled, plain = outputs((3,), slots), outputs((3,), slots)
-    kernels.scan_kernel(4)(columns, residual, 1.0, signed, bounds, *compiled)
-    kernels.scan_kernel(4).py_func(columns, residual, 1.0, signed, bounds, *plain)
+    scales = rng.choice([0.0, 0.5, 1.0], 300).astype(np.float32)
+    lowest = rng.choice([-0.5, 0.0], 300).astype(np.float32)
+    given = (columns, residual, scales, lowest, 1.0, signed, bounds)
+    kernels.scan_kernel(4, weighted)(*given, *compiled)
+    kernels.scan_kernel(4, weighted).py_func(*given, *plain)
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_array_equal(one, other)
     ids, values, counts, dropped, largest = compiled
     products = residual[columns].sum(axis=1)
+    if weighted:
+        products = products * scales
+        products = np.where(lowest < 0, np.abs(products), products) if signed else products
     score = products if signed else np.abs(products)
     for lane, (low, high) in enumerate([(0, 100), (100, 100), (100, 300)]):
         part = score[low:high]
@@ -75,7 +82,8 @@ def test_batch_scan_is_as_many_scans(columns, rng, signed, slots):
         function(columns, residuals, table, steps, floors, signed, bounds, *out)
     for q in range(kernels.BATCH):
         single = outputs((2,), slots)
-        kernels.scan_kernel(4)(columns, residuals[q].copy(), floors[q], signed, bounds, *single)
+        none = np.empty(0, np.float32)
+        kernels.scan_kernel(4)(columns, residuals[q].copy(), none, none, floors[q], signed, bounds, *single)
         for one, other, uncompiled in zip(compiled, single, plain, strict=True):
             np.testing.assert_array_equal(one[q], other)  # to the last bit
             np.testing.assert_array_equal(one[q], uncompiled[q])
@@ -149,10 +157,13 @@ def test_descend(columns, rng, centred, nonneg):
     y = rng.normal(size=12)
     y -= y.mean() if centred else 0.0
     results = []
+    penalties = rng.uniform(0.1, 0.5, 50)
+    lowest = rng.choice([-0.1, 0.0], 50) if nonneg else np.full(50, -np.inf)
     for function in (kernels.descend_kernel, kernels.descend_kernel.py_func):
         weights, residual = np.zeros(50), y.copy()
         order = np.arange(50)
-        epochs = function(columns[:50], weights, residual, 0.3, centred, nonneg, order, 25, 0.0)
+        epochs = function(columns[:50], weights, residual, penalties, lowest, centred, order, 25, 0.0)
+        assert (weights >= lowest).all() and ((weights == lowest).any() or not nonneg)
         results.append((weights, residual, epochs))
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-13)
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-13)
@@ -167,7 +178,15 @@ def test_descend(columns, rng, centred, nonneg):
 def test_descend_stops_when_steps_are_small(columns, rng):
     weights, residual = np.zeros(50), rng.normal(size=12)
     epochs = kernels.descend_kernel(
-        columns[:50], weights, residual, 0.3, False, False, np.arange(50), 10_000, 1e-9
+        columns[:50],
+        weights,
+        residual,
+        np.full(50, 0.3),
+        np.full(50, -np.inf),
+        False,
+        np.arange(50),
+        10_000,
+        1e-9,
     )
     assert 1 < epochs < 1_000
 

@@ -20,7 +20,7 @@ from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import problem as one_problem
 from stride_cli.recovery import screening
 from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso, solve_path
-from stride_cli.recovery.problem import LassoSettings
+from stride_cli.recovery.problem import LassoSettings, Prior
 
 PROBLEMS = settings(max_examples=60, deadline=None)
 
@@ -123,6 +123,102 @@ def test_optimality_conditions_hold_for_every_column(case):
     else:
         assert (slope >= -lambda_ - slack).all()
         np.testing.assert_allclose(slope[weights < 0], -lambda_, atol=slack)
+
+
+@st.composite
+def expected(draw: Callable) -> tuple[dict, Prior]:
+    """A problem with estimates of its weights: some exact, some (with twins in the design) alike."""
+    case = draw(problem())
+    n = len(case["columns"])
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    means = rng.normal(size=n) * draw(st.sampled_from([0.0, 0.1, 1.0, 100.0]))
+    spreads = rng.choice([0.0, 0.25, 1.0, 4.0], n) * draw(st.sampled_from([1e-6, 1.0]))
+    return case, Prior(means, spreads)
+
+
+def of_one_unit(prior: Prior) -> np.ndarray:
+    """1 / ω (n,), as the solver rounds it."""
+    return (prior.spreads / (prior.spreads.max() or 1.0)).astype(np.float32).astype(np.float64)
+
+
+@PROBLEMS
+@given(expected())
+def test_weights_near_their_estimates_agree_with_scikit_learn(given_):
+    """With u = ω (w − μ) it is a Lasso over columns M / ω for y − M μ; what is exact has no column."""
+    case, prior = given_
+    settings = LassoSettings(case["lambda_ratio"], case["intercept"], tolerance=1e-10)
+    found = solve_lasso(case["columns"], case["y"], settings, n_subsets=case["n_subsets"], prior=prior)
+    matrix, weights = dense(case["columns"], case["n_subsets"]), weights_of(found)
+    unit = of_one_unit(prior)
+    np.testing.assert_array_equal(weights[unit == 0], prior.means[unit == 0])
+    left = case["y"] - matrix @ prior.means
+    np.testing.assert_allclose(
+        found.residual, left - matrix @ (weights - prior.means) - found.intercept, atol=1e-8 * np.ptp(left)
+    )
+    free = unit > 0
+    if not found.lambda_ or not free.any():
+        np.testing.assert_array_equal(weights, prior.means)
+        return
+    reference = Lasso(
+        found.lambda_ / case["n_subsets"], fit_intercept=case["intercept"], tol=1e-14, max_iter=100_000
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        reference.fit(matrix[:, free] * unit[free], left)
+    moved = (weights - prior.means)[free] / unit[free]
+    scaled = matrix[:, free] * unit[free]
+    ours = objective(scaled, left, moved, found.intercept, found.lambda_)
+    theirs = objective(scaled, left, reference.coef_, reference.intercept_, found.lambda_)
+    size = 0.5 * left @ left
+    assert ours <= theirs + 1e-8 * size
+    if reference.dual_gap_ * case["n_subsets"] <= 1e-9 * size:
+        assert ours == pytest.approx(theirs, abs=1e-7 * size)
+
+
+@PROBLEMS
+@given(expected())
+def test_weights_that_may_not_be_negative_are_optimal_column_by_column(given_):
+    case, prior = given_
+    settings = LassoSettings(case["lambda_ratio"], case["intercept"], nonneg=True, tolerance=1e-12)
+    found = solve_lasso(case["columns"], case["y"], settings, n_subsets=case["n_subsets"], prior=prior)
+    matrix, weights = dense(case["columns"], case["n_subsets"]), weights_of(found)
+    unit, means = of_one_unit(prior), np.maximum(prior.means, 0.0)
+    assert (weights >= 0).all()
+    slope = unit * (matrix.T @ found.residual)  # of what one unit of each chunk gains
+    lambda_, size = found.lambda_, np.linalg.norm(case["y"] - matrix @ means)
+    slack = 2e-5 * max(size, lambda_)
+    free = (unit > 0) & (lambda_ < found.lambda_max)
+    near = np.abs(weights - means) <= 1e-6 * max(1e-9, means.max())
+    # where a weight could rise, no more is gained than λ; where it has risen, just λ
+    assert (slope[free] <= lambda_ + slack).all()
+    np.testing.assert_allclose(slope[free & (weights > means) & ~near], lambda_, atol=slack)
+    # the same downwards, but for weights that are zero: these can fall no further
+    between = free & (weights > 1e-6 * max(1e-9, means.max()))
+    assert (slope[between] >= -lambda_ - slack).all()
+    np.testing.assert_allclose(slope[between & (weights < means) & ~near], -lambda_, atol=slack)
+
+
+def test_the_certificate_bounds_the_distance_to_the_minimum_with_estimates(rng):
+    columns = regular_columns(rng, 20_000, 60, 4)
+    y, prior = rng.normal(size=60), Prior(rng.normal(size=20_000) / 50, rng.uniform(0, 1, 20_000))
+    for nonneg in (False, True):
+        loose, tight = (
+            solve_lasso(
+                columns, y, LassoSettings(0.05, nonneg=nonneg, tolerance=each), n_subsets=60, prior=prior
+            )
+            for each in (1e-2, 1e-11)
+        )
+        matrix, unit = dense(columns, 60), of_one_unit(prior)
+        means = np.maximum(prior.means, 0) if nonneg else prior.means
+        values = [
+            0.5 * each.residual @ each.residual
+            + each.lambda_ * (np.abs(weights_of(each) - means)[unit > 0] / unit[unit > 0]).sum()
+            for each in (loose, tight)
+        ]
+        assert -1e-6 <= values[0] - values[1] <= loose.duality_gap * (1 + 1e-6)
+        np.testing.assert_allclose(
+            tight.residual, y - tight.intercept - matrix @ weights_of(tight), atol=1e-4 if nonneg else 1e-9
+        )
 
 
 @PROBLEMS
