@@ -28,54 +28,45 @@ if TYPE_CHECKING:
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
     from stride_cli.recovery.recall import Recall
-    from stride_cli.recovery.shrinkage import Shrinkage
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """The Lasso, whose weights come before any is read from a chunk, made smaller or added to."""
+    """The convex problem whose minimiser the influences are (`stride_cli.recovery.lasso`)."""
 
     solution: Solution
-    shrinkage: Shrinkage | None
 
-    @told("ℓ1 penalty, in the unit of measurements", name="lambda")
+    @told("penalty of the chunk that is known least, in the unit of measurements", name="lambda")
     def lambda_(self) -> float:
         return self.solution.lambda_
 
-    @told("λ / λ_max")
+    @told("λ / λ_max; from λ_max on, influences are what was expected of the chunks")
     def lambda_ratio(self) -> float:
         return self.solution.lambda_ratio
 
-    @told("chunks with a weight that is not zero")
+    @told("chunks whose influence is not what was expected of them: non-zeros of the Lasso")
     def nonzeros(self) -> int:
+        return self.solution.moved
+
+    @told("chunks with an influence of their own; all others have the average chunk's", optional=True)
+    def influences(self) -> int:
         return len(self.solution.indices)
 
     @told("upper bound on how far the objective is from its minimum")
     def duality_gap(self) -> float:
         return self.solution.duality_gap
 
-    @told("the gap / ½‖y − ȳ‖²")
+    @told("the gap / ½‖y − M μ − mean‖²")
     def relative_gap(self) -> float:
         return self.solution.relative_gap
 
-    @told("share of the responses' variance that the Lasso's weights explain")
+    @told("share of the responses' variance that the influences explain")
     def r_squared(self) -> float:
         return self.solution.r_squared
 
     @told("passes over the design matrix")
     def passes(self) -> int:
         return self.solution.n_passes
-
-    @told(
-        "small influences were made smaller: times (|w| / largest |w|)^(this − 1); 1: they were not",
-        optional=True,
-    )
-    def shrink_exponent(self) -> float:
-        return 1.0 if self.shrinkage is None else self.shrinkage.exponent
-
-    @told("what negative influences were multiplied by, too; 1: they were not", optional=True)
-    def shrink_opposing(self) -> float:
-        return 1.0 if self.shrinkage is None else self.shrinkage.opposing
 
 
 @dataclass(frozen=True)
@@ -113,15 +104,13 @@ class Answer:
                                        chunks are read; else the one most like the query
     carried : bool                     False: passages that carry the influence were not asked for, and
                                        `Session.with_passages` finds them
-    solution : Solution                what the Lasso recovered
-    influences : Solution              the same with the weights that documents are ranked by: read, shrunk
+    solution : Solution                the influences of all chunks, and their certificate
     document_ids : dict                document number → id
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
     recall : Recall or None            how many of the strongest chunks were read
-    shrinkage : Shrinkage or None      how small influences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
@@ -137,13 +126,11 @@ class Answer:
     passages: dict[int, str]
     carried: bool = True
     solution: Solution
-    influences: Solution
     document_ids: dict[int, str]
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
     recall: Recall | None = None
-    shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
     never_trained: frozenset[int] | None = None
@@ -270,7 +257,7 @@ class Answer:
 
     @told()
     def recovery(self) -> Recovery:
-        return Recovery(self.solution, self.shrinkage)
+        return Recovery(self.solution)
 
     measurement: MeasurementRecord = key()
     explanation: str | None = key(
@@ -288,8 +275,7 @@ class Answer:
         """An influence as the record has it: of documents together, the forecast for all of them."""
         if self.scale is None:
             return influence
-        total = float(abs(self.influences.values).sum())
-        return float(self.scale.rise(influence, total, self.loss))
+        return float(self.scale.rise(influence, self.solution.total, self.loss))
 
     def _hit(self, found: Hit) -> HitRecord:
         record: HitRecord = {

@@ -86,14 +86,8 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     responses, losses = measure_linear_with_loss(steered, batch)
     chunks = _chunks(session, answer, batch)
     reader, sizes = session.workspace.chunks, np.atleast_2d(session.designs.row_sizes)[0]
-    factors, offsets = influence_unit(
-        steered.operators,
-        reader.typical,
-        responses,
-        sizes,
-        intercept=session.pipeline(options).settings.lasso.intercept,
-    )
-    found = factors[:, None] * exact_products(steered, [batch], reader, chunks) - offsets[:, None]
+    factors = influence_unit(steered.operators, reader.typical, sizes, len(responses))
+    found = factors[:, None] * exact_products(steered, [batch], reader, chunks)
     rows, whole = found[:-1] / len(positions), found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
     values, total = np.zeros((len(positions), len(documents))), np.zeros(len(documents))
@@ -126,21 +120,22 @@ def _by_token(answer: Answer) -> tuple[Batch, np.ndarray]:
 def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     """The chunks to read, ascending: the hits', the strongest others, and the likeliest of each token."""
     from stride_cli.attribution.defaults import default_reads
+    from stride_cli.attribution.direct import Exact
     from stride_cli.attribution.estimates import Estimates
     from stride_cli.data.query_set import QuerySet
 
     workspace = session.workspace
     wanted = list(dict.fromkeys(hit.chunk for hit in (*answer.supporters, *answer.opposers)))
     most = max(_FEWEST, len(wanted), default_reads(workspace, [session.operators]))
-    strongest = np.argsort(-np.abs(answer.influences.values), kind="stable")[:most]
-    by_answer = answer.influences.indices[strongest].tolist()
+    strongest = np.argsort(-np.abs(answer.solution.values), kind="stable")[:most]
+    by_answer = answer.solution.indices[strongest].tolist()
     tokens, by_token = len(batch.ids) - 1, []
-    if tokens * workspace.n_chunks <= _VALUES:
+    if tokens * workspace.n_chunks <= _VALUES and session.pipeline().settings.estimated:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
         found = Estimates.of(session.steered[0], queries, [batch.take(slice(0, tokens))], workspace)
-        everything = slice(0, workspace.n_chunks)
-        values = np.stack([found.of_query(token).strength(everything) for token in range(tokens)])
+        none = Exact(np.empty(0, np.int64), np.empty(0), 1.0, 0.0)
+        values = np.stack([found.of_query(token).given(none).prior.means for token in range(tokens)])
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()
     # half of the room for what the whole answer is about, the other for single tokens, then what is left
     room = (most - len(wanted)) // 2

@@ -144,7 +144,7 @@ def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
             measured = pipeline.measure(batches)
             found = pipeline.influences(part, batches, measured)
             losses[places] = measured.losses
-            strengths[places] = relative([pipeline.unread(each) for each in found], measured.losses)
+            strengths[places] = relative(pipeline.subsets_alone(measured), measured.losses)
             if looks:
                 read[places] = relative(found, measured.losses)
             bar.advance(len(some))

@@ -27,34 +27,30 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.candidates import Candidates
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Exact products of a query's candidates with it, by their own gradients.
+    """Exact products of some chunks with a query, by their own gradients.
 
     Attributes
     ----------
-    candidates : Candidates            the chunks; may be none
+    chunks : (t,) int64                ascending; may be none
     products : (t,) float64            P
     factor, offset : float             a, b
+    taken : (t,) float64 or float      what near-duplicates share, which counts once
     """
 
-    candidates: Candidates
+    chunks: np.ndarray
     products: np.ndarray
     factor: float
     offset: float
-
-    @property
-    def chunks(self) -> np.ndarray:
-        """(t,) int64, ascending."""
-        return self.candidates.chunks
+    taken: np.ndarray | float = 0.0
 
     @property
     def influences(self) -> np.ndarray:
         """w, (t,) float64."""
-        return self.factor * self.products - self.offset
+        return self.factor * self.products - self.offset - self.taken
 
 
 def direct_scale(operators: Operators) -> float:
@@ -95,30 +91,24 @@ def exact_products(
 def influence_unit(
     operators: Operators,
     typical: float,
-    responses: np.ndarray,
     row_sizes: np.ndarray,
+    count: int,
     *,
-    intercept: bool = True,
     scale: np.ndarray | float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return a and b of Q queries, two (Q,) float64.
+) -> np.ndarray:
+    """Return a of Q queries, (Q,) float64.
 
     Parameters
     ----------
     operators : Operators           of the model
     typical : float                 `ChunkReader.typical`
-    responses : (Q, K) float64      the queries', already multiplied by `scale`
     row_sizes : (K,)                |A_k|
-    intercept : bool                whether the recovery fits one
+    count : Q
     scale : (Q,) or float           s
 
     Raises
     ------
     UsageError      see `direct_scale`
     """
-    sizes = np.asarray(row_sizes, np.float64)
-    mean_size = max(1.0, float(sizes.mean()))
-    factor = np.broadcast_to(direct_scale(operators) * scale / (typical * mean_size), len(responses))
-    if not intercept:
-        return factor, np.zeros(len(responses))
-    return factor, (responses * sizes).sum(axis=1) / max(1.0, float(sizes.sum())) / mean_size
+    mean_size = max(1.0, float(np.asarray(row_sizes, np.float64).mean()))
+    return np.broadcast_to(direct_scale(operators) * scale / (typical * mean_size), count)

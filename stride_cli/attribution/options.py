@@ -31,7 +31,8 @@ class RecoveryOptions(Options):
 
     lambda_ratio: float | None = option(
         None,
-        "λ as a share of λ_max. [0.03 closed (fine-tuned, classifiers: 0.01), 0.2 sgd, 0.8 paper]",
+        "λ as a share of λ_max. [0.003 where projections estimate every chunk; else 0.03 closed "
+        "(fine-tuned, classifiers: 0.01), 0.2 sgd; 0.8 paper]",
         above=0,
         high=1,
         setting=True,

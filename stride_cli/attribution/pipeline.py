@@ -2,6 +2,13 @@
 
     measure → estimate → read (exact gradients of the likeliest) → recover → rank → judge
 
+What is shown is the minimiser of one convex problem (`recovery.lasso`):
+
+    min over w, c   ½‖y − c − M w‖² + λ Σ_i ω_i |w_i − μ_i|      (w_i = exact value where there is one)
+
+It is solved without exact values first, which says of which chunks they are worth taking, and then with them.
+Zero is no effect: the average chunk's, which y leaves out and c takes, is added back.
+
 The pipeline is for one steered model; `attribution.several` averages the runs of several.
 """
 
@@ -30,12 +37,10 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.candidates import Candidates
     from stride_cli.recovery.ranking import Hit
-    from stride_cli.recovery.recall import Recall
-    from stride_cli.recovery.shrinkage import Shrinkage
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
+_MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
 _OF_MEMORY = 8  # the share of memory that their gradients may take where that is more: 1/8, twice
 
 
@@ -49,9 +54,8 @@ class Settings:
     batch_size : int                   steered continuations at once (exact)
     lasso : LassoSettings
     reads : int                        candidates of each query, of which exact gradients are taken
-    estimated : bool                   projections, pairs and subsets together estimate the other chunks
+    estimated : bool                   projections and pairs say what is expected of every chunk
     redundancy : float                 ridge, in chunks, with which near-duplicates share credit; 0: none
-    shrinkage : Shrinkage or None      how small influences are made smaller
     models : int                       whose runs are averaged
     """
 
@@ -61,7 +65,6 @@ class Settings:
     reads: int
     estimated: bool
     redundancy: float
-    shrinkage: Shrinkage | None
     models: int = 1
 
     @classmethod
@@ -107,14 +110,15 @@ class Settings:
             method=chosen("measure", options.measure, "auto"),
             batch_size=options.batch_size,
             lasso=LassoSettings(
-                chosen("lambda_ratio", options.lambda_ratio),
+                defaults["estimated_lambda_ratio" if estimated else "lambda_ratio"]
+                if options.lambda_ratio is None
+                else options.lambda_ratio,
                 bool(chosen("intercept", options.intercept)),
                 options.nonneg,
             ),
             reads=min(reads, workspace.n_chunks),
             estimated=estimated,
             redundancy=float(chosen("redundancy", options.redundancy)) if estimated else 0.0,
-            shrinkage=defaults["shrinkage"] if options.shrink else None,
             models=len(operators),
         )
 
@@ -130,25 +134,11 @@ class Settings:
     def like(self, other: Settings) -> bool:
         """Tell whether influences are the same, up to how exactly they are measured and read."""
         # not method and reads: more exact ones measure the same
-        return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
+        return (self.lasso, self.estimated, self.redundancy) == (
             other.lasso,
             other.estimated,
             other.redundancy,
-            other.shrinkage,
         )
-
-    @property
-    def effective_shrinkage(self) -> Shrinkage | None:
-        """The shrinkage, weaker where it is the mean of several models' Lassos that is shrunk."""
-        if self.shrinkage is None or self.looks_at_chunks:
-            return self.shrinkage
-        return self.shrinkage.averaged(self.models)
-
-    def shrunk(self, solution: Solution) -> Solution:
-        """The solution with small influences made smaller."""
-        from stride_cli.recovery.shrinkage import shrink_solution
-
-        return shrink_solution(solution, self.effective_shrinkage)
 
 
 @dataclass(frozen=True)
@@ -159,8 +149,9 @@ class Measurement:
     ----------
     columns : (n, d) unsigned       the subsets of each chunk: M by its columns
     responses : (Q, K) float64      nats; positive where steering towards the subset lowers the loss
-    y : (Q, K) float64              the same as M w explains it: `additive_measurement`, or as they are where
-                                    no intercept is fitted
+    y : (Q, K) float64              the same as M w explains it, w against the average chunk's influence:
+                                    `additive_measurement`; as they are where no intercept is fitted
+    average : (Q,) float64          that influence, in the unit of w; 0 where no intercept is fitted
     losses : (Q,) float64           mean nats per scored token
     method : "linear" or "exact"
     agreement : float or None       Pearson correlation of linear and exact responses of the first query;
@@ -171,6 +162,7 @@ class Measurement:
     columns: Any
     responses: np.ndarray
     y: np.ndarray
+    average: np.ndarray
     losses: np.ndarray
     method: str
     agreement: float | None
@@ -180,7 +172,12 @@ class Measurement:
         """Return the measurement of some queries."""
         scale = self.scale[..., rows] if isinstance(self.scale, np.ndarray) else self.scale
         return replace(
-            self, responses=self.responses[rows], y=self.y[rows], losses=self.losses[rows], scale=scale
+            self,
+            responses=self.responses[rows],
+            y=self.y[rows],
+            average=self.average[rows],
+            losses=self.losses[rows],
+            scale=scale,
         )
 
     def of_query(self, query: int) -> Measurement:
@@ -200,9 +197,16 @@ class Measurement:
             first,
             responses=np.concatenate([each.responses for each in measured]),
             y=np.concatenate([each.y for each in measured]),
+            average=np.concatenate([each.average for each in measured]),
             losses=np.concatenate([each.losses for each in measured]),
             scale=scale,
         )
+
+
+def average_influence(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
+    """The average chunk's influence, s̄ / m̄: of responses (..., K) and |A_k| (K,), float64."""
+    sizes = np.asarray(row_sizes, dtype=np.float64)
+    return (responses * sizes).sum(axis=-1) / max(1.0, float(sizes.sum())) / max(1.0, float(sizes.mean()))
 
 
 def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
@@ -313,7 +317,8 @@ class Pipeline:
         # 3. y, in which the Lasso explains them
         known = [each for each in agreements if each is not None]
         y, agreement = self.explained(responses), min(known, default=None)
-        return Measurement(self.columns, responses, y, loss, self.settings.method, agreement)
+        average = self.average(responses)
+        return Measurement(self.columns, responses, y, average, loss, self.settings.method, agreement)
 
     def _measure_batch(
         self, batch: Batch, check: np.ndarray | None
@@ -337,6 +342,12 @@ class Pipeline:
         """Return y of responses (Q, K)."""
         return additive_measurement(responses, self.row_sizes) if self.settings.lasso.intercept else responses
 
+    def average(self, responses: np.ndarray) -> np.ndarray:
+        """The average chunk's influence that y leaves out, (Q,)."""
+        if not self.settings.lasso.intercept:
+            return np.zeros(len(responses))
+        return average_influence(responses, self.row_sizes)
+
     # ---- 2. estimate → 3. read → 4. recover ----
 
     def influences(
@@ -354,177 +365,188 @@ class Pipeline:
         queries : Q queries               only looked at where `Settings.looks_at_chunks`
         batches : the same, in order      likewise
         measurement : of these queries
-        reached : callable, optional      told "recover" once the Lasso is solved, "read" at the end
+        reached : callable, optional      told "recover" once chunks are selected, "read" at the end
 
         Raises
         ------
         NumericalError      see `solve_lasso`
         UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
         """
-        found = self.recovered(queries, batches, measurement, reached=reached)
-        return [self.settings.shrunk(each) for each in found]
-
-    def recovered(
-        self,
-        queries: QuerySet | None,
-        batches: Sequence[Batch],
-        measurement: Measurement,
-        *,
-        reached: Callable[[str], None] = lambda stage: None,
-    ) -> list[Solution]:
-        """`influences` before small ones are made smaller, which is done once several models are averaged."""
+        from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch
 
-        # 1. The Lasso of every query: what the subsets alone say
-        n_subsets = measurement.y.shape[1]
-        lassos = solve_batch(self.columns, measurement.y, self.settings.lasso, n_subsets=n_subsets)
+        settings, each_query = self.settings, range(len(measurement.y))
+        n_chunks, n_subsets = self.workspace.n_chunks, measurement.y.shape[1]
+        # 1. Nothing is known of single chunks: the paper's Lasso, of many queries at once
+        if not settings.looks_at_chunks and not settings.lasso.nonneg:
+            lassos = solve_batch(self.columns, measurement.y, settings.lasso, n_subsets=n_subsets)
+            reached("recover")
+            return [
+                shown(each, measurement.of_query(query), None, settings) for query, each in enumerate(lassos)
+            ]
+        assert queries is not None or not settings.looks_at_chunks
+        # 2. What is expected of every chunk
+        estimates, batches = self.estimate(queries, batches, measurement)
+        exact = self.read([np.empty(0, np.int64)] * len(estimates), batches, measurement)
+        chosen = [np.arange(n_chunks) for _ in each_query]
+        # 3. Exact gradients of the likeliest, by what all this says together, in one pass for all queries
+        if 0 < settings.reads < n_chunks:
+            for query in each_query:
+                found = recover(measurement.of_query(query), estimates[query], exact[query], settings)
+                chosen[query] = likeliest(self.columns, found, settings.reads)
         reached("recover")
-        if not self.settings.looks_at_chunks:
-            return [replace(each, lasso=each) for each in lassos]
-        assert queries is not None
-        # 2. An estimate of every chunk, without reading any
-        estimates, batches = self.estimate(queries, batches, lassos)
-        # 3. Exact gradients of the likeliest, in one pass over them for all queries
-        exact = self.read(estimates, batches, measurement)
+        if settings.reads:
+            exact = self.read(chosen, batches, measurement)
         # 4. What the three say together, query by query
-        found = [
-            recover(measurement.of_query(query), estimate, own, self.settings)
-            for query, (estimate, own) in enumerate(zip(estimates, exact, strict=True))
+        solutions = [
+            recover(measurement.of_query(query), estimates[query], exact[query], settings)
+            for query in each_query
         ]
-        if not all(np.isfinite(each.values).all() for each in found):
+        if not all(np.isfinite(each.values).all() for each in solutions):
             raise NumericalError(
                 "the influence of a chunk that was read is not finite",
                 fix="run with --dtype fp32 or --read 0, or fit the operators anew",
             )
         reached("read")
-        return found
+        return solutions
 
     def estimate(
-        self, queries: QuerySet, batches: Sequence[Batch], lassos: Sequence[Solution]
-    ) -> tuple[list[Estimate], Sequence[Batch]]:
+        self, queries: QuerySet | None, batches: Sequence[Batch], measurement: Measurement
+    ) -> tuple[Sequence[Estimate | None], Sequence[Batch]]:
         """Estimate every chunk's influence from projections and shared pairs, without reading any.
 
         Returns
         -------
-        of each query, its estimate; and the batches, which remember the queries' gradients where these fit
+        of each query, its estimate, None without projections; and the batches, which remember the queries'
+        gradients where these fit
         """
         from stride_cli.attribution.direct import direct_scale
         from stride_cli.attribution.estimates import Estimates
         from stride_cli.data.batches import RememberingBatch
 
+        count = len(measurement.y)
+        if not self.settings.looks_at_chunks:
+            return [None] * count, batches
+        assert queries is not None
         direct_scale(self.steered.operators)  # or an error, before anything is read
-        if len(queries) <= self.together:  # asked for by the projections, and again by the reading
+        if count <= self.together:  # asked for by the projections, and again by the reading
             batches = [RememberingBatch.of(batch) for batch in batches]
+        if not self.settings.estimated:
+            return [None] * count, batches
         found = Estimates.of(self.steered, queries, batches, self.workspace)
-        return [found.of_query(query, lasso) for query, lasso in enumerate(lassos)], batches
+        return [found.of_query(query) for query in range(count)], batches
 
     def read(
-        self, estimates: Sequence[Estimate], batches: Sequence[Batch], measurement: Measurement
+        self, chosen: Sequence[np.ndarray], batches: Sequence[Batch], measurement: Measurement
     ) -> list[Exact]:
         """Take exact gradients of each query's candidates, all in one pass over these."""
         from stride_cli.attribution.direct import Exact, exact_products, influence_unit
 
+        if not self.settings.looks_at_chunks:
+            return [Exact(own, np.empty(0), 0.0, 0.0) for own in chosen]
         chunks = self.workspace.chunks
         # queries share most of their candidates: each chunk goes through the model once for all of them
-        wanted = [self._candidates(each) for each in estimates]
-        rows = np.unique(np.concatenate([own.chunks for own in wanted]))
-        products = exact_products(self.steered, batches, chunks, rows)
-        # P is a product of gradients; w = a P − b is in the unit of the Lasso's weights
-        factors, offsets = influence_unit(
-            self.steered.operators,
-            chunks.typical,
-            measurement.responses,
-            self.row_sizes,
-            intercept=self.settings.lasso.intercept,
-            scale=measurement.scale,
+        rows = np.unique(np.concatenate(chosen))
+        products = np.empty((len(chosen), 0))
+        if len(rows):
+            products = exact_products(self.steered, batches, chunks, rows)
+        # P is a product of gradients; w = a P − b is in the unit of the problem's weights
+        factors = influence_unit(
+            self.steered.operators, chunks.typical, self.row_sizes, len(chosen), scale=measurement.scale
         )
         return [
-            Exact(own, products[query, np.searchsorted(rows, own.chunks)], factors[query], offsets[query])
-            for query, own in enumerate(wanted)
+            Exact(
+                own, products[query, np.searchsorted(rows, own)], factors[query], measurement.average[query]
+            )
+            for query, own in enumerate(chosen)
         ]
-
-    def _candidates(self, estimate: Estimate) -> Candidates:
-        from stride_cli.recovery.candidates import Candidates, candidates
-
-        if not self.settings.reads:
-            return Candidates(np.empty(0, np.int64), np.empty((1, 0)), 1.0)
-        assert estimate.lasso is not None
-        # projections alone, whose errors are known, choose half of them
-        alone = None if estimate.of.asked is None else estimate.by_projections
-        return candidates(self.columns, estimate.lasso, self.settings.reads, estimate.strength, alone)
 
     def parts(self, measurement: Measurement) -> Iterator[tuple[Pipeline, Measurement]]:
         """Each model's pipeline with its part of a measurement: this one's."""
         yield self, measurement
 
-    def unread(self, solution: Solution) -> Solution:
-        """Return the influences by the Lasso alone, of the same measurement."""
-        return self.settings.subsets_alone().shrunk(solution.lasso or solution)
+    def subsets_alone(self, measurement: Measurement) -> list[Solution]:
+        """Find the influences by the Lasso alone, of the same measurement."""
+        return replace(self, settings=self.settings.subsets_alone()).influences(None, [], measurement)
 
 
-def recover(measurement: Measurement, estimate: Estimate, exact: Exact, settings: Settings) -> Solution:
-    """Recover the influences of all chunks on one query.
+def recover(
+    measurement: Measurement, estimate: Estimate | None, exact: Exact, settings: Settings
+) -> Solution:
+    """Recover the influences of all chunks on one query: see the head of this module.
 
     Parameters
     ----------
-    measurement : Measurement    of the query
-    estimate : Estimate          of every chunk, with the Lasso's solution
-    exact : Exact                of the candidates
+    measurement : Measurement        of the query
+    estimate : Estimate or None      of every chunk; None: nothing is expected of one more than of another
+    exact : Exact                    of some chunks; of none, one or all
     settings : Settings
 
     Returns
     -------
-    Solution      its certificate and residual are the Lasso's, which it keeps as `lasso`
+    Solution      with the certificate of the problem; `recall` where chunks were read and others estimated
     """
-    from stride_cli.attribution.estimates import Posteriors
-    from stride_cli.recovery.candidates import with_weights
-    from stride_cli.recovery.conditioning import corrections, tell
-    from stride_cli.recovery.recall import TOP, counts_others
+    from stride_cli.recovery.lasso import solve_lasso
+    from stride_cli.recovery.problem import Prior
+    from stride_cli.recovery.recall import TOP, stated_recall
+    from stride_cli.recovery.screening import Design
 
-    # the certificate stays the Lasso's own: it says nothing of estimates
-    lasso, (y,) = estimate.lasso, measurement.y
-    assert lasso is not None
-    if not settings.estimated:
-        # Exact values beside the Lasso's, which count as far as these can be trusted
-        shown, above = exact.influences, None
-        found = with_weights(lasso, exact.chunks, shown, others=exact.candidates.others)
+    (y,), n_chunks, own = measurement.y, len(measurement.columns), exact.chunks
+    # 1. μ and τ, against the average chunk
+    posteriors = None
+    if estimate is not None:
+        posteriors = estimate.given(exact, settings.redundancy)
+        prior = posteriors.prior
+        if posteriors.shared is not None:
+            y = y - Design(measurement.columns, len(y)).sums(posteriors.shared[0:n_chunks])
     else:
-        # 1. How influences are distributed, what pairs predict of them, what near-duplicates share
-        posteriors = Posteriors.learnt(
-            lasso.n_chunks,
-            estimate.projected(exact),
-            exact,
-            estimate.pairs,
-            estimate.of.redundancy if settings.redundancy else None,
-            settings.redundancy,
-        )
-        # 2. Posterior means of the chunks that were not read
-        shown = posteriors.shared_out(exact)
-        top = TOP if settings.reads and counts_others(len(exact.chunks)) else 0
-        others, values, above = posteriors.kept(exact.chunks, np.sort(shown)[::-1][:top])
-        # 3. What these leave of the subsets' responses, shared out among the chunks that are known least
-        if tell(lasso.n_chunks, len(y)):
-            means, variances = posteriors.known(exact)
-            exactly, intercept = measurement.method == "linear", settings.lasso.intercept
-            left = corrections(measurement.columns, y, means, variances, exact=exactly, intercept=intercept)
-            values = values + left[others]
-        # 4. Both in order of their chunks, as solutions are
-        indices = np.concatenate([exact.chunks, others])
-        order = np.argsort(indices)
-        found = replace(lasso, indices=indices[order], values=np.concatenate([shown, values])[order])
-    # estimates and exact values know no sign constraint
-    if settings.lasso.nonneg:
-        found = replace(found, values=np.maximum(found.values, 0.0))
-    recall = _recall(estimate, exact, shown, above) if settings.reads else None
-    return replace(found, lasso=lasso, exact=exact.chunks, recall=recall)
+        prior = Prior(np.zeros(n_chunks), np.ones(n_chunks))
+        prior.means[own], prior.spreads[own] = exact.influences, 0.0
+    # 2. Where none may be below zero, zero has to be in sight: the average chunk is put back before
+    average = float(measurement.average[0])
+    if settings.lasso.nonneg and average:
+        y = y + average * Design(measurement.columns, len(y)).sums(np.ones(n_chunks))
+        prior = Prior(prior.means + average, prior.spreads)
+    # 3. The one problem
+    solution = solve_lasso(measurement.columns, y, settings.lasso, n_subsets=len(y), prior=prior)
+    # 4. How many of the strongest were read
+    recall = None
+    if posteriors is not None and settings.reads and len(own):
+        strongest = np.sort(posteriors.exact.influences)[::-1]
+        recall = stated_recall(strongest, posteriors.expected_above(strongest[:TOP]), n_chunks)
+    return replace(shown(solution, measurement, exact, settings), recall=recall)
 
 
-def _recall(estimate: Estimate, exact: Exact, shown: np.ndarray, above: np.ndarray | None) -> Recall | None:
-    """State how many of the strongest chunks were read; None where errors of estimates are not known."""
-    from stride_cli.recovery.recall import stated_recall
+def shown(solution: Solution, measurement: Measurement, exact: Exact | None, settings: Settings) -> Solution:
+    """Add the average chunk's influence to weights against it, and what the intercept takes out.
 
-    odds = estimate.odds(exact, exact.candidates.margins)
-    return None if odds is None else stated_recall(shown, odds, estimate.n_chunks, above)
+    c is what constant sums of influences leave of y. It is shared evenly by all chunks whose weight is not an
+    exact value, so that the influences of all chunks add up to what all subsets answer.
+
+    Parameters
+    ----------
+    solution : Solution        of the problem
+    measurement : Measurement  of the query
+    exact : Exact, optional    chunks whose weight is exact
+    """
+    columns, n_chunks = measurement.columns, solution.n_chunks
+    own = np.empty(0, np.int64) if exact is None else exact.chunks
+    average, free = float(measurement.average[0]), n_chunks - len(own)
+    if settings.lasso.nonneg:  # it is there already, and c may not take anything below zero
+        return replace(solution, exact=own)
+    share = solution.intercept * len(solution.residual) / (columns.shape[1] * free) if free else 0.0
+    indices, values = solution.indices, solution.values
+    # weights that happen to be zero are influences all the same
+    if len(indices) < n_chunks and len(own):
+        indices = np.union1d(indices, own)
+        values = np.zeros(len(indices))
+        values[np.searchsorted(indices, solution.indices)] = solution.values
+    # of a large corpus the largest
+    if len(indices) > _MOST_KEPT:
+        kept = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
+        indices, values = indices[kept], values[kept]
+    values = values + average + np.where(np.isin(indices, own, assume_unique=True), 0.0, share)
+    return replace(solution, indices=indices, values=values, average=average + share, exact=own)
 
 
 # ---- 5. rank ----
@@ -594,12 +616,8 @@ def judge(
     chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
     if like and looks and calibration.read is not None:
         return calibration.judge(loss, strongest_document(solution, chunk_document), scored, read=True), True
-    # 2. Else the Lasso alone is: of the same settings it is there, of others it is solved again by default
-    if like:
-        alone = default.unread(solution)
-    else:
-        subsets = replace(default, settings=default.settings.subsets_alone())
-        (alone,) = subsets.influences(
-            None, [], replace(measurement, y=subsets.explained(measurement.responses))
-        )
+    # 2. Else the Lasso alone is, by default
+    responses = measurement.responses
+    again = replace(measurement, y=default.explained(responses), average=default.average(responses))
+    (alone,) = default.subsets_alone(again)
     return calibration.judge(loss, strongest_document(alone, chunk_document), scored), like and not looks

@@ -482,8 +482,7 @@ class Session:
             supporters=supporters,
             opposers=opposers,
             passages=passages,
-            solution=solution.lasso or solution,
-            influences=solution,
+            solution=solution,
             measurement=MeasurementRecord(
                 measured.method, self.index.n_subsets, measured.agreement, self.coverage, settings.models
             ),
@@ -496,7 +495,6 @@ class Session:
             recall=solution.recall,
             estimated=settings.estimated,
             redundancy=settings.redundancy,
-            shrinkage=settings.effective_shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
             scale=scale,
@@ -625,12 +623,15 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
     one : Query      of `stride_cli.data.queries.pooled`
     found : of each of its prompts
     """
+    from stride_cli.attribution.several import mean_solution
+
     measured = [each.measurement for each in found]
     responses = np.mean([each.responses for each in measured], axis=0)
     together = replace(
         measured[0],
         responses=responses,
         y=pipeline.explained(responses),
+        average=pipeline.average(responses),
         losses=np.mean([each.losses for each in measured], axis=0),
         agreement=min((each.agreement for each in measured if each.agreement is not None), default=None),
     )
@@ -638,13 +639,16 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
     solutions = [each.solution for each in found if each.solution is not None]
     weakest = max(solutions, key=lambda each: each.relative_gap)
     # the mean over prompts of what is above zero of every chunk's weight
-    chunks, places = np.unique(np.concatenate([each.indices for each in solutions]), return_inverse=True)
-    supports = np.maximum(np.concatenate([each.values for each in solutions]), 0.0)
-    weights = np.bincount(places, supports, minlength=len(chunks)) / len(solutions)
+    above = [
+        replace(each, values=np.maximum(each.values, 0.0), average=max(each.average, 0.0))
+        for each in solutions
+    ]
+    mean = mean_solution(above)
     solution = replace(
         weakest,
-        indices=chunks[weights > 0.0],
-        values=weights[weights > 0.0],
+        indices=mean.indices,
+        values=mean.values,
+        average=mean.average,
         residual=np.zeros_like(weakest.residual),
         exact=np.unique(np.concatenate([each.exact for each in solutions])),
         recall=None,

@@ -110,6 +110,7 @@ class Several:
             columns=None,
             responses=responses,
             y=self.explained(responses),
+            average=found[0].average,
             agreement=agreement,
             scale=np.stack(scales),
         )
@@ -129,22 +130,28 @@ class Several:
         *,
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
-        """See `Pipeline.influences`: means over the models, made smaller once they are averaged."""
-        # the Lasso, estimates, candidates and exact gradients are each model's own
+        """See `Pipeline.influences`: means over the models."""
+        # estimates, candidates, exact gradients and the problem are each model's own
         runs = [
-            own.recovered(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
+            own.influences(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
         ]
-        return [self.settings.shrunk(mean_solution(each)) for each in zip(*runs, strict=True)]
+        return [mean_solution(each) for each in zip(*runs, strict=True)]
 
     def parts(self, measurement: Measurement) -> Iterator[tuple[Pipeline, Measurement]]:
         """Each model's pipeline with its part of a measurement."""
         split = [np.split(values, self.count, axis=-1) for values in (measurement.responses, measurement.y)]
         for own, scale, responses, y in zip(self._each(), measurement.scale, *split, strict=True):
-            yield own, replace(measurement, columns=own.columns, responses=responses, y=y, scale=scale)
+            part = replace(measurement, columns=own.columns, responses=responses, y=y, scale=scale)
+            yield own, replace(part, average=own.average(responses))
 
-    def unread(self, solution: Solution) -> Solution:
-        """See `Pipeline.unread`."""
-        return self.settings.subsets_alone().shrunk(solution.lasso or solution)
+    def average(self, responses: np.ndarray) -> np.ndarray:
+        """The average chunk's influence by the first model, (Q,); the others' are in its nats (`parts`)."""
+        first, *_ = self._each()
+        return first.average(np.split(responses, self.count, axis=-1)[0])
+
+    def subsets_alone(self, measurement: Measurement) -> list[Solution]:
+        """See `Pipeline.subsets_alone`."""
+        return replace(self, settings=self.settings.subsets_alone()).influences(None, [], measurement)
 
 
 def mean_solution(solutions: Sequence[Solution]) -> Solution:
@@ -156,17 +163,20 @@ def mean_solution(solutions: Sequence[Solution]) -> Solution:
     """
     if len(solutions) == 1:
         return solutions[0]
-    indices, place = np.unique(np.concatenate([each.indices for each in solutions]), return_inverse=True)
-    values = np.concatenate([each.values for each in solutions])
-    total = np.bincount(place, values, minlength=len(indices)) / len(solutions)
+    # a chunk that a model does not list has its average there
+    indices = np.unique(np.concatenate([each.indices for each in solutions]))
+    total = np.zeros(len(indices))
+    for each in solutions:
+        own = np.full(len(indices), each.average)
+        own[np.searchsorted(indices, each.indices)] = each.values
+        total += own / len(solutions)
 
     def mean(name: str) -> float:
         return float(np.mean([getattr(each, name) for each in solutions]))
 
-    lassos = [each.lasso for each in solutions if each.lasso is not None and each.lasso is not each]
     return Solution(
-        indices=indices[total != 0],
-        values=total[total != 0],
+        indices=indices,
+        values=total,
         intercept=mean("intercept"),
         lambda_=mean("lambda_"),
         lambda_max=mean("lambda_max"),
@@ -178,6 +188,7 @@ def mean_solution(solutions: Sequence[Solution]) -> Solution:
         r_squared=mean("r_squared"),
         residual=np.concatenate([each.residual for each in solutions]),
         n_chunks=solutions[0].n_chunks,
+        moved=max(each.moved for each in solutions),
+        average=mean("average"),
         exact=reduce(np.intersect1d, [each.exact for each in solutions]),
-        lasso=mean_solution(lassos) if lassos else None,
     )

@@ -116,7 +116,7 @@ def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measure
 
 
 def _effect(loss: float, solution: Solution, candidates: np.ndarray) -> Effect:
-    values = solution.values
+    values = solution.values - solution.average  # against the average chunk
     inside = float(values[np.isin(solution.indices, candidates)].sum())
     total = float(np.abs(values).sum())
     if not total or values.max() <= 0:

@@ -14,7 +14,6 @@ from rich.text import Text
 from stride_cli import output
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import one_line, printable, shortened
-from stride_cli.recovery.conditioning import tell
 from stride_cli.report import explanation as told
 
 if TYPE_CHECKING:
@@ -77,9 +76,8 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
     if verbose:
         solution = answer.solution
         certificate = (
-            f"of the recovery: λ = {solution.lambda_ratio:g} λ_max, "
-            f"{len(solution.indices)} of {solution.n_chunks} chunks non-zero, "
-            f"relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}"
+            f"λ = {solution.lambda_ratio:g} λ_max, {solution.moved} of {solution.n_chunks} chunks moved by "
+            f"the subsets, relative duality gap {solution.relative_gap:.1e}, R² {solution.r_squared:.3f}"
         )
         console.print(Text(certificate, style="dim"))
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
@@ -116,12 +114,9 @@ def _how(answer: Answer) -> str:
     found = f"{told.what_scores_are(record)}; "
     if answer.read:
         found += f"{answer.read:,} chunks read from their own gradients, others "
-    enough = tell(answer.solution.n_chunks, subsets // record["measurement"]["models"])
-    found += told.estimated_from(record, subsets, enough)
+    found += told.estimated_from(record, subsets)
     if recall := record.get("recall"):
         found += f"; {told.found_of(recall)}"
-    if answer.shrinkage is not None:
-        found += ", small ones shrunk"
     if answer.measurement.coverage < 1:
         found += f"; {answer.measurement.coverage:.1%} of the chunks seen"
     return found

@@ -83,6 +83,11 @@ class Solution:
     exact: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     recall: Recall | None = None
 
+    @property
+    def total(self) -> float:
+        """Σ |w| over all chunks."""
+        return float(np.abs(self.values).sum()) + abs(self.average) * (self.n_chunks - len(self.indices))
+
 
 def dense(found: Sequence[Solution], dtype: type = np.float64) -> np.ndarray:
     """Weights of all chunks of several solutions, (Q, n)."""

@@ -24,12 +24,12 @@ class Hit:
     ----------
     rank : float         1 is the strongest; documents with the same influence share the mean of their ranks
     document : int
-    influence : float    sum of its chunks' weights, in the unit of y; 0.0 if backfilled
+    influence : float    sum of its chunks' weights, in the unit of y
     share : float        |influence| / Σ|w| over all chunks, in [0, 1]
     sign : str           "supports" (training on it lowers the loss of the prediction) or "opposes"
     chunk : int          its chunk with the largest weight of that sign (backfilled: the best correlated one)
-    backfilled : bool    no weight: ranked after all others, by the correlation of its best chunk with what
-                         the weights leave unexplained
+    backfilled : bool    no weight of its own but the average chunk's: ranked after all others, by the
+                         correlation of its best chunk with what the weights leave unexplained
     neighbours : int     other chunks that share all but at most one subset with `chunk`, which M hardly
                          tells apart from it
     seen : bool          the operators were fitted on `chunk`
@@ -93,10 +93,8 @@ def rank_documents(
         raise UsageError(f"chunk_document has {len(chunk_document)} entries for {solution.n_chunks} chunks")
     if top < 0 or bottom < 0:
         raise UsageError(f"top is {top} and bottom is {bottom}: neither can be negative")
-    total = float(np.abs(solution.values).sum())
-    chunks, values = solution.indices, solution.values
-    documents, owner = np.unique(np.asarray(chunk_document[chunks]), return_inverse=True)
-    influence = np.bincount(owner, values, minlength=len(documents))
+    total, chunks, values = solution.total, solution.indices, solution.values
+    documents, owner, influence = _documents(solution, chunk_document)
 
     def strongest(sign: int, count: int) -> list[Hit]:
         chosen = np.flatnonzero(sign * influence > _TIE * total)
@@ -122,8 +120,9 @@ def rank_documents(
 
     design = Design(columns, len(solution.residual))
     supporters, opposers = strongest(+1, top), strongest(-1, bottom)
-    if len(supporters) < top:
-        supporters += _backfill(solution, design, chunk_document, documents, len(supporters), top)
+    if len(supporters) < top and solution.average >= 0.0:
+        more = _backfill(solution, design, chunk_document, documents, len(supporters), top)
+        supporters += [_with_average(hit, solution, chunk_document) for hit in more]
     hits = supporters + opposers
     if hits:
         shown = np.array([hit.chunk for hit in hits])
@@ -139,11 +138,30 @@ def rank_documents(
     return hits[: len(supporters)], hits[len(supporters) :]
 
 
-def document_influences(solution: Solution, chunk_document: Any) -> tuple[np.ndarray, np.ndarray, float]:
-    """Documents with weight (D,), ascending; their summed influence (D,); what is below it is rounding."""
+def _documents(solution: Solution, chunk_document: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Documents with a listed chunk (D,), ascending; the place there of each listed chunk's; the influence of
+    all their chunks (D,)."""
     documents, owner = np.unique(np.asarray(chunk_document[solution.indices]), return_inverse=True)
     influence = np.bincount(owner, solution.values, minlength=len(documents))
-    return documents, influence, _TIE * float(np.abs(solution.values).sum())
+    if solution.average and len(solution.indices) < solution.n_chunks:
+        # their other chunks have the average's
+        counts = np.bincount(np.asarray(chunk_document[:]), minlength=int(documents.max(initial=-1)) + 1)
+        influence += solution.average * (counts[documents] - np.bincount(owner, minlength=len(documents)))
+    return documents, owner, influence
+
+
+def _with_average(hit: Hit, solution: Solution, chunk_document: Any) -> Hit:
+    """Give a document without a listed chunk the average's influence for each of its chunks."""
+    if not solution.average:
+        return hit
+    influence = solution.average * int((np.asarray(chunk_document[:]) == hit.document).sum())
+    return replace(hit, influence=influence, share=abs(influence) / solution.total)
+
+
+def document_influences(solution: Solution, chunk_document: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Documents with weight (D,), ascending; their summed influence (D,); what is below it is rounding."""
+    documents, _, influence = _documents(solution, chunk_document)
+    return documents, influence, _TIE * solution.total
 
 
 def strongest_document(solution: Solution, chunk_document: Any) -> float:

@@ -128,7 +128,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         supporters=tuple(hits[:count]),
         opposers=tuple(hits[count:]),
         responses=Responses(answer.measured, answer.measured - answer.solution.residual),
-        concentration=concentration(answer.influences.values, answer.solution.n_chunks),
+        concentration=concentration(answer.solution.values, answer.solution.n_chunks),
     )
 
 

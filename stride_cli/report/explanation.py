@@ -208,18 +208,10 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
     return found
 
 
-def estimated_from(record: Record, subsets: int, tell: bool) -> str:
-    """Say what chunks that were not read count with.
-
-    Parameters
-    ----------
-    subsets : of all models
-    tell : whether they are enough to say anything of so many chunks: `recovery.conditioning.tell`
-    """
+def estimated_from(record: Record, subsets: int) -> str:
+    """Say what chunks that were not read count with; `subsets` of all models."""
     if record.get("estimated"):
-        found = "estimated from projections and shared pairs of tokens"
-        if tell:
-            found = f"estimated from projections, shared pairs of tokens and {subsets:,} subsets"
+        found = f"estimated from projections, shared pairs of tokens and {subsets:,} subsets"
         return f"{found}; near-duplicates share credit" if record.get("redundancy") else found
     return f"recovered from {subsets:,} subsets"
 
@@ -367,7 +359,7 @@ def _weighted(record: Record) -> list[Record]:
 
 def _prominent(record: Record, hit: Record) -> bool:
     """True where a document holds clearly more of the influence than the others."""
-    even = 1 / max(1, record["recovery"]["nonzeros"])
+    even = 1 / max(1, record["recovery"].get("influences", record["recovery"]["nonzeros"]))
     # a solution of a few chunks gives each a large share, whatever they are: all of it is the finding then
     return bool(hit["share"] >= STANDS_OUT and (hit["share"] >= _AHEAD * even or even >= STANDS_OUT))
 

@@ -147,10 +147,10 @@ def document_record(
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
     """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
-    solution = answer.influences
+    solution = answer.solution
     weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
     for each in chunks:
-        each["influence"] = answer.in_unit(weights.get(each["chunk"], 0.0))
+        each["influence"] = answer.in_unit(weights.get(each["chunk"], solution.average))
     looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
     wanted = {each["chunk"]: (each["influence"] or 0.0) >= 0 for each in looked}
     parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, wanted)
@@ -158,7 +158,7 @@ def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunk
         part = parts[each["chunk"]]
         if part.held is not None:
             each["carries"], each["held"] = list(part.span), part.held
-    return answer.in_unit(sum(weights.get(each["chunk"], 0.0) for each in chunks))
+    return answer.in_unit(sum(weights.get(each["chunk"], solution.average) for each in chunks))
 
 
 def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions, form: str) -> str:

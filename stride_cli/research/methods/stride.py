@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
+from stride_cli.attribution.pipeline import shown
 from stride_cli.attribution.several import Several, mean_solution, open_pipeline
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
@@ -171,13 +172,19 @@ class StrideMethod:
         for start in range(0, len(queries), QUERY_BLOCK):
             part = measured.take(slice(start, start + QUERY_BLOCK))
             runs = [
-                solve_path(each.columns, own.y, lambda_ratios, settings.lasso, n_subsets=own.y.shape[1])
+                [
+                    [
+                        shown(found, own.of_query(query), None, settings)
+                        for query, found in enumerate(of_lambda)
+                    ]
+                    for of_lambda in solve_path(
+                        each.columns, own.y, lambda_ratios, settings.lasso, n_subsets=own.y.shape[1]
+                    )
+                ]
                 for each, own in pipeline.parts(part)
             ]
             yield [
-                dense(
-                    [settings.shrunk(mean_solution(each)) for each in zip(*models, strict=True)], np.float32
-                )
+                dense([mean_solution(each) for each in zip(*models, strict=True)], np.float32)
                 for models in zip(*runs, strict=True)
             ]
 

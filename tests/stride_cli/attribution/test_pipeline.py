@@ -12,15 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stride_cli.attribution import pipeline
-from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.attribution.pipeline import Measurement, Settings, additive_measurement, queries_together
+from stride_cli.attribution.pipeline import Measurement, additive_measurement, queries_together
 from stride_cli.attribution.several import Several, mean_solution
-from stride_cli.data.batches import ChunkReader
-from stride_cli.data.workspace import Workspace
-from stride_cli.operators.store import Operators
 from stride_cli.recovery.lasso import solve_lasso
-from stride_cli.recovery.shrinkage import Shrinkage
-from tests.tiny_chunks import MemoryIndex
+from stride_cli.recovery.problem import dense
 
 CPU = torch.device("cpu")
 SMALLEST = 1 << 29  # bytes that gradients may take of any memory
@@ -62,8 +57,9 @@ class Answered:
         self._responses, self._sizes = responses, sizes
 
     def measure(self, batches: Any, **_: Any) -> Measurement:
-        losses = np.zeros(len(self._responses))
-        return Measurement(None, self._responses, self.explained(self._responses), losses, "linear", None)
+        none = np.zeros(len(self._responses))
+        y = self.explained(self._responses)
+        return Measurement(None, self._responses, y, none, none, "linear", None)
 
     def explained(self, responses: np.ndarray) -> np.ndarray:
         return responses if self._sizes is None else additive_measurement(responses, self._sizes)
@@ -112,32 +108,9 @@ def test_the_mean_of_models_has_the_weakest_certificate() -> None:
     random = np.random.default_rng(0)
     columns = np.stack([np.sort(random.choice(20, 3, replace=False)) for _ in range(50)]).astype(np.uint16)
     each = [solve_lasso(columns, random.normal(size=20), n_subsets=20) for _ in range(3)]
-    found = mean_solution([replace(own, exact=np.array([1, n]), lasso=own) for n, own in enumerate(each, 2)])
-    weights = np.zeros(50)
-    for own in each:
-        weights[own.indices] += own.values / 3
-    np.testing.assert_allclose(weights[found.indices], found.values)
+    some = [replace(own, exact=np.array([1, n]), average=0.1 * n) for n, own in enumerate(each, 2)]
+    found = mean_solution(some)
+    np.testing.assert_allclose(dense([found])[0], dense(some).mean(axis=0))
     assert found.relative_gap == max(own.relative_gap for own in each) and found.exact.tolist() == [1]
     np.testing.assert_array_equal(found.residual, np.concatenate([own.residual for own in each]))
-    assert found.lasso is not None and (found.lasso.values == found.values).all()
     assert mean_solution(each[:1]) is each[0]
-
-
-@pytest.mark.parametrize("models", [1, 3])
-@pytest.mark.parametrize("read", [0, 50])
-def test_means_of_several_models_are_shrunk_less_unless_chunks_are_read(
-    model, chunks: ChunkReader, models: int, read: int
-) -> None:
-    """Averaging leaves less noise in what was recovered, and does nothing for what is read."""
-    operators = Operators([], [], layer=1, fit="closed", seen=np.ones(chunks.n_chunks, np.uint8))
-    workspace = Workspace(MemoryIndex(chunks.n_chunks), model, chunks, 0)
-    defaults = {"shrinkage": Shrinkage(exponent=1.6, opposing=0.2), "intercept": True, "lambda_ratio": 0.1}
-    defaults |= {"measure": "linear", "redundancy": 0.0}
-
-    def shrinkage(options: RecoveryOptions) -> Shrinkage | None:
-        return Settings.resolve(options, defaults, workspace, [operators] * models).effective_shrinkage
-
-    found = shrinkage(RecoveryOptions(read=read))
-    assert found is not None and found.opposing == 0.2
-    assert found.exponent == pytest.approx(1.6 if read else 1.0 + 0.6 / models)
-    assert shrinkage(RecoveryOptions(read=read, shrink=False)) is None

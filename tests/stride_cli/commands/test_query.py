@@ -14,6 +14,7 @@ import pytest
 
 from stride_cli.api import QueryOptions, Session
 from stride_cli.models.language import checkpoint, tokenizer
+from stride_cli.recovery.problem import dense
 
 PROMPT = '"The French Revolution began in"'
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_read")]
@@ -85,18 +86,20 @@ def test_candidates_are_read_from_their_own_gradients(run, workspace: Path) -> N
     assert some["hits"][0]["read"] is True and some["hits"][0]["neighbours"] == 0
     session = Session.open(workspace / "run.stride")
     everything = session.query("The French Revolution began in", QueryOptions(read=10**6))
-    assert everything.read == session.index.n_chunks == len(everything.influences.indices)
+    assert everything.read == session.index.n_chunks == len(everything.solution.indices)
     assert everything.recall is not None and everything.recall.at_least == 10
-    strongest = np.argsort(-everything.influences.values)[:10]
-    read = session.query("The French Revolution began in", QueryOptions(read=40)).influences
-    exact = np.isclose(read.values, everything.influences.values[read.indices], rtol=1e-3)
-    found = np.isin(everything.influences.indices[strongest], read.indices[exact]).sum()
+    strongest = np.argsort(-everything.solution.values)[:10]
+    read = session.query("The French Revolution began in", QueryOptions(read=40)).solution
+    exact = np.isclose(read.values, everything.solution.values[read.indices], rtol=1e-3)
+    found = np.isin(everything.solution.indices[strongest], read.indices[exact]).sum()
     assert found >= some["recall"]["at_least"]
     # by default as many as this model allows in a few seconds: here all
     assert run(line).records[0]["read"] == min(200, session.index.n_chunks)
-    assert everything.influences.values.max() == pytest.approx(some["hits"][0]["influence"], rel=1e-3)
-    direct = everything.influences.values[everything.solution.indices]
-    assert np.corrcoef(direct, everything.solution.values)[0, 1] > 0.7
+    assert everything.solution.values.max() == pytest.approx(some["hits"][0]["influence"], rel=1e-3)
+    assert everything.solution.moved == 0  # nothing is left for the subsets to say
+    alone = session.query("The French Revolution began in", QueryOptions(read=0, estimate="subsets"))
+    direct, alone = dense([everything.solution, alone.solution])
+    assert np.corrcoef(direct, alone)[0, 1] > 0.7
 
 
 def test_prompts_of_a_file_are_answered_together_as_alone(run, workspace: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jsonschema import Draft202012Validator
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.models.spec import ModelSpec
+from stride_cli.recovery.problem import dense as solutions_dense
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
 from stride_cli.serve.running import Server
@@ -142,10 +143,8 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     ]
     # what every chunk has by its own gradient, asked of the whole response and not made smaller
     session = server.service.shelf.find(None).session()
-    options = QueryOptions(read=session.index.n_chunks, shrink=False, redundancy=0.0)
-    dense = np.zeros(session.index.n_chunks)
-    weights = session.query(PROMPT, options).influences
-    dense[weights.indices] = weights.values
+    options = QueryOptions(read=session.index.n_chunks, redundancy=0.0)
+    (dense,) = solutions_dense([session.query(PROMPT, options).solution])
     for document, influence in zip(found["documents"], found["whole"], strict=True):
         chunks = session.index.document_chunks(server.service.shelf.find(None).number(document))
         if len(chunks) == 1:

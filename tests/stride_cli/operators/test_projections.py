@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution import estimates as estimating
-from stride_cli.attribution.direct import Exact, exact_products, influence_unit, query_gradients
+from stride_cli.attribution.direct import Exact, exact_products, influence_unit
 from stride_cli.attribution.estimates import Estimates
+from stride_cli.attribution.pipeline import average_influence
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.fit_kernels import turn
-from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.projections import (
-    AskedProjections,
     Folding,
     Projections,
-    Projector,
     bit_planes,
     encode,
     scan,
 )
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
-from stride_cli.recovery.candidates import Candidates, candidates
-from stride_cli.recovery.problem import Solution
-from stride_cli.research.methods.lexical import shared_pairs
 
 K, DEGREE, BYTES = 24, 3, 128
 
@@ -176,16 +166,24 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     responses = measure_linear(steered, asked)
     sizes = np.bincount(columns.reshape(-1), minlength=K)
     rows = np.arange(chunks.n_chunks)
-    factors, offsets = influence_unit(fitted, chunks.typical, responses, sizes)
-    exact = factors[:, None] * exact_products(steered, [asked], chunks, rows) - offsets[:, None]
-    found = strengths(
-        Estimates.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks)), alone=True
-    )
-    for a, b in zip(exact, found, strict=True):
-        assert np.corrcoef(a, b)[0, 1] > 0.3
-    assert [int(row.argmax()) for row in found] == [3, 17, 30]  # each query is a chunk of the corpus
-    np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-9)
-    np.testing.assert_allclose(found.std(axis=1), 1, atol=1e-9)
+    factors = influence_unit(fitted, chunks.typical, sizes, 3)
+    offsets = average_influence(responses, sizes)
+    products = exact_products(steered, [asked], chunks, rows)
+    exact = factors[:, None] * products - offsets[:, None]
+    found = Estimates.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks))
+    for query in range(3):
+        none = Exact(np.empty(0, np.int64), np.empty(0), factors[query], offsets[query])
+        own = found.of_query(query).given(none)
+        assert np.corrcoef(exact[query], own.prior.means)[0, 1] > 0.3
+        assert own.prior.means.argmax() == [3, 17, 30][query]  # each query is a chunk of the corpus
+        # estimates are off by as much as they say, in the unit of exact values
+        values, errors = own.projected(0, chunks.n_chunks)
+        some = errors > 0
+        assert 0.6 < np.sqrt(np.mean(np.square((values - exact[query])[some] / errors[some]))) < 1.6
+        every = Exact(rows, products[query], factors[query], offsets[query])
+        whole = found.of_query(query).given(every).prior
+        np.testing.assert_allclose(whole.means, exact[query])
+        assert not whole.spreads.any()
 
 
 def queries_of(chunks: ChunkReader) -> QuerySet:
@@ -196,146 +194,3 @@ def queries_of(chunks: ChunkReader) -> QuerySet:
 
 def workspace_of(model, chunks: ChunkReader) -> Workspace:
     return Workspace(None, model, chunks, 0)
-
-
-def strengths(found: Estimates, *, alone: bool = False) -> np.ndarray:
-    """Of all chunks, (Q, n)."""
-    each = [found.of_query(query) for query in range(len(found.together))]
-    every = slice(0, found.n_chunks)
-    return np.stack([own.by_projections(every) if alone else own.strength(every) for own in each])
-
-
-def test_without_projections_pairs_guide_alone_and_new_chunks_have_none(model, chunks, fitted, asked) -> None:
-    queries, workspace = queries_of(chunks), workspace_of(model, chunks)
-    bare = Estimates.of(
-        SteeredModel.of(model, replace(fitted, projections=None)), queries, [asked], workspace
-    )
-    pairs = shared_pairs(queries, chunks, model.vocab_size)
-    for row, counted in zip(strengths(bare), pairs, strict=True):
-        assert np.corrcoef(row, counted)[0, 1] == pytest.approx(1.0)
-    short = replace(
-        fitted,
-        projections=replace(
-            fitted.projections, codes=fitted.projections.codes[:33], step=fitted.projections.step[:33]
-        ),
-    )
-    found = Estimates.of(SteeredModel.of(model, short), queries, [asked], workspace)
-    last = strengths(found, alone=True)
-    assert not last[:, 33:].any() and last[:, :33].std() > 0.5  # nothing is known of them: the mean
-    assert last.std(axis=1) == pytest.approx(np.ones(3), abs=1e-9)
-    some = Exact(Candidates(np.arange(5), np.zeros((2, 5)), 1.0), np.zeros(5), 1.0, 0.0)
-    assert found.of_query(0).odds(some, np.zeros((2, 5))) is None  # of their errors nothing is known either
-
-
-@pytest.mark.parametrize("rows", [3, 17])
-def test_estimates_are_the_same_part_by_part(rows: int, model, chunks, fitted, asked) -> None:
-    """Of projections and pairs, by parts of a few chunks, as ranges, and chunk by chunk."""
-    queries, steered = queries_of(chunks), SteeredModel.of(model, fitted)
-
-    def found() -> Estimates:
-        return Estimates.of(steered, queries, [asked], workspace_of(model, chunks))
-
-    whole, total = strengths(found()), strengths(found(), alone=True)
-    # by hand: each standardised, and their sum
-    products, _ = fitted.projections.products(query_gradients(steered, [asked]))
-    size = np.sqrt(fitted.projections.step)
-    part = np.divide(products, size, out=np.zeros_like(products), where=size > 0)
-    np.testing.assert_allclose(
-        total, (part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True), atol=1e-5
-    )
-    pairs = shared_pairs(queries, chunks, model.vocab_size).astype(np.float64)
-    both = (pairs - pairs.mean(1, keepdims=True)) / pairs.std(1, keepdims=True) + total
-    np.testing.assert_allclose(
-        whole, (both - both.mean(1, keepdims=True)) / both.std(1, keepdims=True), atol=1e-5
-    )
-    assert whole.argmax(axis=1).tolist() == [3, 17, 30]
-    with patch.object(estimating, "_ROWS", rows):
-        again = found()
-    for query in range(3):
-        own = again.of_query(query)
-        ranges = [own.strength(slice(start, min(start + rows, 40))) for start in range(0, 40, rows)]
-        np.testing.assert_allclose(np.concatenate(ranges), whole[query], atol=1e-6)
-        some = np.array([0, 5, 32, 33, 39])
-        np.testing.assert_allclose(own.strength(some), whole[query, some], atol=1e-6)
-        np.testing.assert_allclose(own.by_projections(some), total[query, some], atol=1e-5)
-
-
-def test_a_query_scans_projections_once_and_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen to be read are those that all numbers choose."""
-    from stride_cli.attribution.shared_pairs import QueryPairs
-
-    random, n = np.random.default_rng(0), 50_000
-    gradients = [torch.from_numpy(random.normal(size=(1, 700)).astype(np.float32))]
-    codes, step = encode(random.normal(size=(n, 64)).astype(np.float32))
-    projected = Projections(codes, step, 1).asked(gradients)
-    columns = random.integers(0, 100, (n, 5)).astype(np.uint16)
-    certificate = {"duality_gap": 0.0, "relative_gap": 0.0, "n_passes": 1, "n_epochs": 1, "r_squared": 0.5}
-    penalty = {"intercept": 0.0, "lambda_": 1.0, "lambda_max": 2.0, "lambda_ratio": 0.5}
-    solution = Solution(
-        np.array([7]), np.ones(1), **penalty, **certificate, residual=random.normal(size=100), n_chunks=n
-    )
-    none = QueryPairs(np.empty(0, np.int64), np.empty(0), n, 0.0, 0.0)
-    scanned: list[int] = []
-    estimates = AskedProjections.estimates
-
-    def counted(self: AskedProjections, start: int, stop: int, queries: slice = slice(None)) -> np.ndarray:
-        scanned.append(stop - start)
-        return estimates(self, start, stop, queries)
-
-    monkeypatch.setattr(AskedProjections, "estimates", counted)
-
-    def chosen() -> tuple[np.ndarray, np.ndarray, int, int]:
-        scanned.clear()
-        means, spreads = estimating._moments(projected)
-        learnt = sum(scanned)
-        own = estimating.Estimate(
-            Estimates(n, None, projected, means, spreads, np.ones(1)), 0, none, solution
-        )
-        scanned.clear()
-        found = candidates(columns, solution, 200, own.strength, own.by_projections)
-        return np.concatenate([means, spreads]), found.chunks, learnt, sum(scanned)
-
-    whole, all_chunks, learnt, once = chosen()
-    assert learnt == once == n
-    monkeypatch.setattr(estimating, "_SCANNED_TWICE", 20_000)
-    monkeypatch.setattr(estimating, "_SAMPLED", 1 << 13)
-    monkeypatch.setattr(estimating, "_STRETCH", 1 << 8)
-    sampled, chunks, learnt, _ = chosen()
-    assert learnt <= 1 << 13
-    assert sampled[1] == pytest.approx(whole[1], rel=0.03)
-    assert sampled[0] == pytest.approx(whole[0], abs=0.05 * whole[1])
-    assert np.isin(chunks, all_chunks).mean() > 0.97
-
-
-def test_a_chunk_is_projected_as_a_sum_over_its_tokens(model, chunks: ChunkReader, fitted) -> None:
-    """z = h(scored_i g_i), chunk by chunk."""
-    projections = fitted.projections
-    assert projections is not None
-    folding = Folding(fitted.gate_size, 8 * BYTES, projections.seed)
-    z = []
-    for row in range(chunks.n_chunks):
-        batch = chunks.batch(np.array([row]))
-        gradients = gate_gradients(SteeredModel.of(model, fitted), batch)[0]
-        z.append(folding(gradients)[0] * float(batch.scored[0]))
-    codes, step = encode(np.stack(z))
-    np.testing.assert_allclose(projections.step, step, rtol=1e-3)
-    assert np.unpackbits(codes ^ projections.codes, axis=1).mean() < 1e-3  # but for z next to 0
-
-
-def test_projections_in_mapped_files_are_those_in_memory(tmp_path: Path) -> None:
-    """What was saved says only that they are there; an older save, of a pass in memory, is taken over."""
-    random = np.random.default_rng(0)
-    gradients = [torch.from_numpy(random.standard_normal((30, 60)).astype(np.float32))]
-    batch = pad_batch(np.arange(30), [np.arange(4)] * 30, [np.ones(4, np.float32)] * 30)
-    held, mapped = Projector(60, 16, 30, 3), Projector(60, 16, 30, 3, folder=tmp_path)
-    for each in (held, mapped):
-        each.add(batch, gradients)
-    assert mapped.state() == {} and (tmp_path / "codes").stat().st_size == 30 * 16
-    again = Projector(60, 16, 30, 3, folder=tmp_path)
-    again.resume({})
-    (tmp_path / "older").mkdir()
-    older = Projector(60, 16, 30, 3, folder=tmp_path / "older")
-    older.resume(held.state())
-    for each in (mapped, again, older):
-        np.testing.assert_array_equal(each.projections().codes, held.projections().codes)
-        np.testing.assert_array_equal(each.projections().step, held.projections().step)

@@ -1,40 +1,37 @@
-"""Which chunks are looked at directly after a recovery, and what becomes of the weights."""
+"""Which chunks exact gradients are taken of, by a solution without them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from index_format.design import build_columns
-from stride_cli.recovery.candidates import Debiased, candidates, with_weights
+from stride_cli.recovery.candidates import likeliest
 from stride_cli.recovery.lasso import solve_lasso
-from stride_cli.recovery.problem import LassoSettings
+from stride_cli.recovery.problem import LassoSettings, Prior, dense
 
 N, DEGREE = 600, 4
 
 
-EVERYTHING = slice(0, N)
-
-
-def planted(n_subsets: int, count: int, *, seed: int = 0):
-    """A design, true influences (N,) with `count` large ones among noise, and the solution of their sums."""
-    random = np.random.default_rng(seed)
+def planted(n_subsets: int, count: int):
+    """A design, true influences (N,) with `count` large ones among noise, and their sums."""
+    random = np.random.default_rng(0)
     truth = 0.05 * random.normal(size=N)
     large = random.choice(N, count, replace=False)
     truth[large] += 1.0 + random.random(count)
     columns = build_columns(0, N, n_subsets=n_subsets, degree=DEGREE, seed=0)
     y = np.zeros(n_subsets)
     np.add.at(y, columns.astype(np.int64), truth[:, None])
-    found = solve_lasso(columns, y - y.mean(), LassoSettings(lambda_ratio=0.1), n_subsets=n_subsets)
-    return columns, truth, large, found
+    return columns, truth, large, y - y.mean()
 
 
 def test_they_hold_what_matters_also_beyond_the_support() -> None:
     """Far fewer subsets than the Lasso needs: the candidates still hold most of the large influences."""
-    columns, _, large, found = planted(30, 12)
-    inside = candidates(columns, found, 150).chunks
+    columns, _, large, y = planted(30, 12)
+    found = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.1), n_subsets=30)
+    inside = likeliest(columns, found, 150)
     assert len(inside) == 150 > len(found.indices)
     assert (np.diff(inside) > 0).all()
     share = np.isin(large, inside).mean()
@@ -42,70 +39,53 @@ def test_they_hold_what_matters_also_beyond_the_support() -> None:
     assert share >= np.isin(large, found.indices).mean()
 
 
+def test_without_a_weight_they_are_those_that_the_residual_calls_for() -> None:
+    """By hand, of all chunks at once."""
+    columns, _, _, y = planted(30, 12)
+    found = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.1), n_subsets=30)
+    debiased = dense([found])[0] + found.residual[columns].sum(axis=1) / (DEGREE - DEGREE**2 / 30)
+    strength = np.where(debiased > 0, debiased, -0.3 * debiased)
+    wanted = np.sort(np.argsort(-strength, kind="stable")[:60])
+    assert np.isin(likeliest(columns, found, 60), wanted).mean() > 0.95
+
+
 @pytest.mark.parametrize("n_subsets", [30, 200])
-def test_a_second_estimate_counts_in_units_of_its_noise(n_subsets: int) -> None:
-    """The error's size is known from the residual alone, nearly; together the two find more."""
-    columns, truth, large, found = planted(n_subsets, 25)
-    second = truth + np.random.default_rng(5).normal(size=N) * 2 * truth.std()
-    second = (second - second.mean()) / second.std()
-    debiased = Debiased(columns, found)
-    estimate, noise = debiased(EVERYTHING), debiased.noise
-    truth = truth - truth.mean()
-    assert noise == pytest.approx(np.std(estimate - truth), rel=0.5)
-    both = estimate / noise + second
-    both = np.where(both > 0, both, -0.3 * both)
-    chosen = candidates(columns, found, 60, second.__getitem__).chunks
-    np.testing.assert_array_equal(chosen, np.sort(np.argsort(-both, kind="stable")[:60]))
+def test_estimates_and_subsets_together_choose_better_than_either(n_subsets: int) -> None:
+    columns, truth, large, y = planted(n_subsets, 25)
+    noise = 2 * truth.std()
+    means = truth + np.random.default_rng(5).normal(size=N) * noise
+    prior = Prior(means * truth.var() / (truth.var() + noise**2), np.full(N, noise))
+    settings = LassoSettings(lambda_ratio=0.01)
+    both = solve_lasso(columns, y, settings, n_subsets=n_subsets, prior=prior)
+    alone = solve_lasso(columns, y, settings, n_subsets=n_subsets)
 
     def share(chunks: np.ndarray) -> float:
         return float(np.isin(large, chunks).mean())
 
-    assert share(chosen) >= max(share(candidates(columns, found, 60).chunks), share(np.argsort(-second)[:60]))
+    best = max(share(likeliest(columns, alone, 60)), share(np.argsort(-means)[:60]))
+    assert share(likeliest(columns, both, 60)) >= best - 0.04
 
 
-def test_the_recovery_is_trusted_as_far_as_the_subsets_tell() -> None:
-    def trust(columns, _truth, _large, found) -> float:
-        assert candidates(columns, found, 9).others == 1.0  # without a second estimate
-        return candidates(columns, found, 9, np.zeros(N).__getitem__).others
-
-    few, many = (trust(*planted(n_subsets, 12)) for n_subsets in (20, 400))
-    assert 0 <= few < 0.5 < many < 1
-    columns, *rest, found = planted(200, 5)
-    nothing = replace(found, indices=found.indices[:0], values=found.values[:0], residual=0 * found.residual)
-    assert trust(columns, *rest, nothing) == 0.0
+def test_there_are_as_many_as_are_asked_for_whatever_is_left_to_explain() -> None:
+    columns, _, _, y = planted(30, 12)
+    for own in (y, np.zeros(30)):
+        found = solve_lasso(columns, own, n_subsets=30)
+        for count in (1, 40, N - 1, N, 2 * N):
+            chosen = likeliest(columns, found, count)
+            assert len(np.unique(chosen)) == min(count, N) and (np.diff(chosen) > 0).all()
 
 
-@pytest.mark.parametrize(("count", "left"), [(0, 0), (N, N), (10 * N, N)])
-def test_any_number_can_be_asked_for(count: int, left: int) -> None:
-    columns, _, _, found = planted(30, 5)
-    assert len(candidates(columns, found, count).chunks) == left
-
-
-def test_new_weights_stand_in_for_the_recovered_ones() -> None:
-    _, _, _, found = planted(60, 5)
-    kept, changed = found.indices[0], found.indices[1]
-    new = next(i for i in range(N) if i not in found.indices)
-    refined = with_weights(found, np.array([new, changed]), np.array([7.0, 0.0]))
-    weights = np.zeros(N)
-    weights[refined.indices] = refined.values
-    assert weights[new] == 7.0 and weights[changed] == 0.0 and changed not in refined.indices
-    assert weights[kept] == found.values[0]
-    assert (np.diff(refined.indices) > 0).all()
-    np.testing.assert_array_equal(refined.residual, found.residual)
-    halved = with_weights(found, np.array([new]), np.array([7.0]), others=0.5)
-    place = np.searchsorted(halved.indices, found.indices)
-    np.testing.assert_allclose(halved.values[place], found.values / 2)
-
-
-def test_the_debiased_estimate_and_its_error_in_numbers() -> None:
-    """ŵ = w + Mᵀ r / ((d − d²/K) (1 − nnz/K)); the error is of d residuals."""
-    n_subsets = 40  # few, so that d²/K counts
-    columns, _, _, found = planted(n_subsets, 5)
-    scale = (DEGREE - DEGREE**2 / n_subsets) * max(0.3, 1 - len(found.indices) / n_subsets)
-    M = np.zeros((n_subsets, N))
-    M[columns.T.astype(int), np.arange(N)] = 1
-    expected = M.T @ found.residual / scale
-    expected[found.indices] += found.values
-    debiased = Debiased(columns, found)
-    np.testing.assert_allclose(debiased(EVERYTHING), expected, atol=1e-12)
-    assert debiased.noise == pytest.approx(np.sqrt(DEGREE * found.residual.var()) / scale)
+def test_choosing_holds_little_of_many_chunks() -> None:
+    """Of a million chunks every number for each would be 8 MB."""
+    n = 1_000_000
+    columns = build_columns(0, n, n_subsets=100, degree=5, seed=0)
+    y = np.random.default_rng(0).normal(size=100)
+    found = solve_lasso(columns, y, LassoSettings(0.5), n_subsets=100)
+    likeliest(columns, found, 50)  # compiled
+    tracemalloc.start()
+    try:
+        assert len(likeliest(columns, found, 50)) == 50
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6e6
