@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.lasso import Solution
     from stride_cli.recovery.ranking import Hit
     from stride_cli.recovery.recall import Recall
+    from stride_cli.recovery.shrinkage import Shrinkage
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Recovery:
     """The convex problem whose minimiser the influences are (`stride_cli.recovery.lasso`)."""
 
     solution: Solution
+    shrinkage: Shrinkage | None
 
     @told("penalty of the chunk that is known least, in the unit of measurements", name="lambda")
     def lambda_(self) -> float:
@@ -67,6 +69,18 @@ class Recovery:
     @told("passes over the design matrix")
     def passes(self) -> int:
         return self.solution.n_passes
+
+    @told(
+        "small differences d from the average chunk were made smaller at the end: times (|d| / largest "
+        "|d|)^(this − 1); 1: they were not",
+        optional=True,
+    )
+    def shrink_exponent(self) -> float:
+        return 1.0 if self.shrinkage is None else self.shrinkage.exponent
+
+    @told("what negative differences were multiplied by, too; 1: they were not", optional=True)
+    def shrink_opposing(self) -> float:
+        return 1.0 if self.shrinkage is None else self.shrinkage.opposing
 
 
 @dataclass(frozen=True)
@@ -111,6 +125,7 @@ class Answer:
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
     recall : Recall or None            how many of the strongest chunks were read
+    shrinkage : Shrinkage or None      how small differences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
@@ -131,6 +146,7 @@ class Answer:
     responses: Any = None
     measured: Any = None
     recall: Recall | None = None
+    shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
     never_trained: frozenset[int] | None = None
@@ -257,7 +273,7 @@ class Answer:
 
     @told()
     def recovery(self) -> Recovery:
-        return Recovery(self.solution)
+        return Recovery(self.solution, self.shrinkage)
 
     measurement: MeasurementRecord = key()
     explanation: str | None = key(

@@ -7,7 +7,8 @@ What is shown is the minimiser of one convex problem (`recovery.lasso`):
     min over w, c   ½‖y − c − M w‖² + λ Σ_i ω_i |w_i − μ_i|      (w_i = exact value where there is one)
 
 It is solved without exact values first, which says of which chunks they are worth taking, and then with them.
-Zero is no effect: the average chunk's, which y leaves out and c takes, is added back.
+Zero is no effect: the average chunk's, which y leaves out and c takes, is added back. In pre-training alone,
+small differences from it are made smaller at the end (`recovery.shrinkage`).
 
 The pipeline is for one steered model; `attribution.several` averages the runs of several.
 """
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
     from stride_cli.recovery.ranking import Hit
+    from stride_cli.recovery.shrinkage import Shrinkage
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
@@ -56,6 +58,7 @@ class Settings:
     reads : int                        candidates of each query, of which exact gradients are taken
     estimated : bool                   projections and pairs say what is expected of every chunk
     redundancy : float                 ridge, in chunks, with which near-duplicates share credit; 0: none
+    shrinkage : Shrinkage or None      how small differences from the average chunk are made smaller
     models : int                       whose runs are averaged
     """
 
@@ -65,6 +68,7 @@ class Settings:
     reads: int
     estimated: bool
     redundancy: float
+    shrinkage: Shrinkage | None
     models: int = 1
 
     @classmethod
@@ -119,6 +123,7 @@ class Settings:
             reads=min(reads, workspace.n_chunks),
             estimated=estimated,
             redundancy=float(chosen("redundancy", options.redundancy)) if estimated else 0.0,
+            shrinkage=defaults["shrinkage"] if options.shrink else None,
             models=len(operators),
         )
 
@@ -134,11 +139,24 @@ class Settings:
     def like(self, other: Settings) -> bool:
         """Tell whether influences are the same, up to how exactly they are measured and read."""
         # not method and reads: more exact ones measure the same
-        return (self.lasso, self.estimated, self.redundancy) == (
+        return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
             other.lasso,
             other.estimated,
             other.redundancy,
+            other.shrinkage,
         )
+
+    def shrunk(self, solution: Solution) -> Solution:
+        """The solution with small differences from the average chunk made smaller.
+
+        The mean of several models' Lassos is shrunk less: it has less noise already.
+        """
+        from stride_cli.recovery.shrinkage import shrink_solution
+
+        how = self.shrinkage
+        if how is not None and not self.looks_at_chunks:
+            how = how.averaged(self.models)
+        return shrink_solution(solution, how)
 
 
 @dataclass(frozen=True)
@@ -371,6 +389,21 @@ class Pipeline:
         ------
         NumericalError      see `solve_lasso`
         UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
+        """
+        found = self.recovered(queries, batches, measurement, reached=reached)
+        return [self.settings.shrunk(each) for each in found]
+
+    def recovered(
+        self,
+        queries: QuerySet | None,
+        batches: Sequence[Batch],
+        measurement: Measurement,
+        *,
+        reached: Callable[[str], None] = lambda stage: None,
+    ) -> list[Solution]:
+        """Find the minimisers of the problem for each query: `influences` before small ones are made smaller.
+
+        See there.
         """
         from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch

@@ -495,6 +495,7 @@ class Session:
             recall=solution.recall,
             estimated=settings.estimated,
             redundancy=settings.redundancy,
+            shrinkage=settings.shrinkage,
             verdict=verdict,
             line=None if verdict is None or not comparable else verdict.line,
             scale=scale,

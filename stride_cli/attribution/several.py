@@ -130,12 +130,12 @@ class Several:
         *,
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
-        """See `Pipeline.influences`: means over the models."""
+        """See `Pipeline.influences`: means over the models, made smaller once they are averaged."""
         # estimates, candidates, exact gradients and the problem are each model's own
         runs = [
-            own.influences(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
+            own.recovered(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
         ]
-        return [mean_solution(each) for each in zip(*runs, strict=True)]
+        return [self.settings.shrunk(mean_solution(each)) for each in zip(*runs, strict=True)]
 
     def parts(self, measurement: Measurement) -> Iterator[tuple[Pipeline, Measurement]]:
         """Each model's pipeline with its part of a measurement."""

@@ -117,6 +117,8 @@ def _how(answer: Answer) -> str:
     found += told.estimated_from(record, subsets)
     if recall := record.get("recall"):
         found += f"; {told.found_of(recall)}"
+    if answer.shrinkage is not None:
+        found += ", small ones shrunk"
     if answer.measurement.coverage < 1:
         found += f"; {answer.measurement.coverage:.1%} of the chunks seen"
     return found

@@ -47,8 +47,9 @@ def shrink(weights: np.ndarray, how: Shrinkage) -> np.ndarray:
 
 
 def shrink_solution(solution: Solution, how: Shrinkage | None) -> Solution:
-    """A solution with its weights shrunk (None: itself); all else, the residual too, is still the Lasso's."""
+    """Shrink a solution's weights towards the average chunk's (None: not at all); all else, the residual too,
+    is still that of the problem."""
     if how is None or not len(solution.indices):
         return solution
-    values = shrink(solution.values, how)
-    return replace(solution, indices=solution.indices[values != 0.0], values=values[values != 0.0])
+    values = shrink(solution.values - solution.average, how) + solution.average
+    return replace(solution, values=values)

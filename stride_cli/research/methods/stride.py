@@ -184,7 +184,9 @@ class StrideMethod:
                 for each, own in pipeline.parts(part)
             ]
             yield [
-                dense([mean_solution(each) for each in zip(*models, strict=True)], np.float32)
+                dense(
+                    [settings.shrunk(mean_solution(each)) for each in zip(*models, strict=True)], np.float32
+                )
                 for models in zip(*runs, strict=True)
             ]
 

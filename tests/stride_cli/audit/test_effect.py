@@ -65,7 +65,7 @@ def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: Chu
     design = Designs.drawn(chunks.n_chunks, 12, 3, 1)
     operators = fit_closed(model, chunks, np.asarray(design.columns), 12, settings)
     defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
-    defaults |= {"redundancy": 0.0}
+    defaults |= {"redundancy": 0.0, "estimated_lambda_ratio": 0.1}
     workspace = Workspace(MemoryIndex(chunks.n_chunks), model, chunks, 0)
     steered = SteeredModel.of(model, operators)
     pipeline = open_pipeline(

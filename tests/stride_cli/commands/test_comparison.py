@@ -13,6 +13,7 @@ from stride_cli import api
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.data.queries import Query
 from stride_cli.errors import UsageError
+from stride_cli.recovery.problem import dense
 
 pytestmark = pytest.mark.slow
 PROMPT = "The French Revolution began in"
@@ -25,9 +26,7 @@ def session(workspace: Path) -> api.Session:
 
 
 def influences(answer: api.Answer) -> np.ndarray:
-    found = np.zeros(answer.influences.n_chunks)
-    found[answer.influences.indices] = answer.influences.values
-    return found
+    return dense([answer.solution])[0]
 
 
 def scored_at(query: Query, ids: np.ndarray, place: int) -> Query:

@@ -62,7 +62,6 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         opposers=[hit(1, -0.1)] if opposers else [],
         passages={1: passage, 2: "Short.", 3: "Other.", 9: "Against it."},
         solution=solution,
-        influences=solution,
         measurement=MeasurementRecord("linear", 300, None, 1.0, 1),
         seconds={"measure": 0.1},
         document_ids={1: "history/one", 2: "history/two", 3: "history/three", 9: "history/against"},

@@ -87,7 +87,7 @@ def test_each_measures_subsets_of_its_own_and_their_recoveries_are_averaged(run_
     together = api.Session.open(run_folder / "run.stride")
     index, n_chunks = together.index, together.index.n_chunks
     query = api.as_query(together.model, PROMPT, max_new_tokens=4)
-    answer = together.query(query)
+    answer = together.query(query, api.QueryOptions(read=0, estimate="subsets", shrink=False))
     parts, rows = [], []
     for number, path in enumerate([run_folder / "model", *kept(run_folder)[:2]]):
         design = Designs.of(index, design_seed(index.seed, number) if number else None)

@@ -73,15 +73,13 @@ def test_models_are_put_on_the_scale_of_the_first(task_and_queries) -> None:
     (one, first), (two, second) = fitted(task, 1, space="logit"), fitted(task, 2, space="logit")
     loud = replace(second, gates=[5.0 * gate for gate in second.gates], direct_scale=5.0)
     defaults = {"measure": "linear", "intercept": True, "lambda_ratio": 0.1, "shrinkage": None}
-    defaults |= {"redundancy": 0.0}
+    defaults |= {"redundancy": 0.0, "estimated_lambda_ratio": 0.1}
     designs, batch = Designs.stacked([one, two]), queries.batch(range(len(queries)))
 
     def found(operators) -> np.ndarray:
         models = [SteeredModel.of(task.model, own) for own in operators]
         options = RecoveryOptions(read=task.n_chunks)
-        asked = open_pipeline(
-            operators, models.__getitem__, designs, task, defaults | {"redundancy": 0.0}, options
-        )
+        asked = open_pipeline(operators, models.__getitem__, designs, task, defaults, options)
         return dense(asked.influences(queries, [batch], asked.measure([batch])))
 
     usual = found([first, second])
@@ -98,11 +96,11 @@ def test_all_chunks_refined_are_the_direct_readout(task_and_queries) -> None:
 
     few = f"stride:subsets={K},degree={DEGREE}"
     direct = scores("direct:shrink=false")
-    for a, b in zip(scores(f"{few},read={task.n_chunks},redundancy=0"), direct, strict=True):
+    for a, b in zip(scores(f"{few},read={task.n_chunks},redundancy=0,shrink=false"), direct, strict=True):
         np.testing.assert_allclose(a / np.abs(a).max(), b / np.abs(b).max(), atol=1e-4)
     # five of them: these are exact, the others are what subsets make of the rest
-    whole = scores(f"{few},read={task.n_chunks},redundancy=0")
-    for a, b in zip(scores(f"{few},estimate=subsets,read=5"), whole, strict=True):
+    whole = scores(f"{few},read={task.n_chunks},redundancy=0,shrink=false")
+    for a, b in zip(scores(f"{few},estimate=subsets,read=5,shrink=false"), whole, strict=True):
         assert 5 <= np.isclose(a, b, rtol=1e-3).sum() < task.n_chunks
     assert (scores(f"{few},nonneg=true,read={task.n_chunks}") >= 0).all()
 
@@ -122,7 +120,7 @@ def test_what_projections_say_chooses_better_than_subsets_alone(task_and_queries
     task, queries = task_and_queries
 
     def scores(spec: str) -> np.ndarray:
-        found = open_method(f"stride:subsets={K},degree={DEGREE},redundancy=0{spec}")
+        found = open_method(f"stride:subsets={K},degree={DEGREE},redundancy=0,shrink=false{spec}")
         found.fit(task)
         return score_all(found, queries)
 
@@ -133,6 +131,6 @@ def test_what_projections_say_chooses_better_than_subsets_alone(task_and_queries
         size = np.abs(exact)
         return float((size * np.isclose(values, exact, rtol=1e-4)).sum() / size.sum())
 
-    alone = open_method(f"stride:subsets={K},degree={DEGREE},project=0,read=4")
+    alone = open_method(f"stride:subsets={K},degree={DEGREE},project=0,read=4,shrink=false")
     alone.fit(task)
     assert found(scores(",read=4,project=512")) > found(score_all(alone, queries))

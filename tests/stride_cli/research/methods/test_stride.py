@@ -72,6 +72,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     found = score_all(method, queries)
     assert len(method._designs.each) == 2
     second = 2 * found - first
+    second -= np.median(second, axis=1, keepdims=True)  # most chunks have no weight of their own
     y = method._measure(queries).y
     np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
     np.testing.assert_allclose(
