@@ -20,8 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from index_format.reader import Index
 from stride_cli.api import QueryOptions, Session
 from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace, open_model
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
 from stride_cli.training.retraining import open_trainer, retrain, store_of
@@ -70,11 +72,11 @@ def main() -> None:
     corpus, queries = [short[i] for i in order[:PAIRS]], [short[i] for i in order[PAIRS:]]
     index = made(chosen.out, "pairs", corpus, chosen.base, chosen.epochs, fit=True)
     # 2. What is shown of each query
-    with Session.open(index) as session:
-        options = QueryOptions(top=PAIRS, bottom=PAIRS, passages="none")
-        answers = [session.query(row["prompt"], options, response=row["response"]) for row in queries]
-        asked = QuerySet.from_queries([answer.query for answer in answers])
-        documents = {name: number for number, name in enumerate(row["id"] for row in corpus)}
+    session = Session.open(index)
+    options = QueryOptions(top=PAIRS, bottom=PAIRS, passages="none")
+    answers = [session.query(row["prompt"], options, response=row["response"]) for row in queries]
+    asked = QuerySet.from_queries([answer.query for answer in answers])
+    documents = {name: number for number, name in enumerate(row["id"] for row in corpus)}
     shown: list[dict[str, np.ndarray]] = []
     for answer in answers:
         line = answer.line or 0.0
@@ -93,10 +95,9 @@ def main() -> None:
     # 3. Trainings: each document twice in an index, so that some may be repeated
     twice = [*corpus, *({**row, "id": f"{row['id']} again"} for row in corpus)]
     double = made(chosen.out, "twice", twice, chosen.base, chosen.epochs, fit=False)
-    with Session.open(index) as opened, Session.open(double) as session:
-        assert opened.index.n_chunks == PAIRS and session.index.n_chunks == 2 * PAIRS
-        trainer = open_trainer(session.workspace, asked)
-        store = store_of(session.index)
+    workspace = Workspace.open(Index.open(double), open_model(Index.open(double)))
+    assert session.index.n_chunks == PAIRS and workspace.n_chunks == 2 * PAIRS
+    trainer, store = open_trainer(workspace, asked), store_of(workspace.index)
     random = stream(12, "signs")
     full = np.arange(2 * PAIRS) < PAIRS
     jobs: dict[tuple[int, str], np.ndarray] = {(-1, "full"): full}

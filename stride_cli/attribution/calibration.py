@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.recovery.problem import Solution
 
+FORM = 2  # of influences: before, zero was the average chunk
 _TENTH = 0.1  # of the documents, that a model does without
 _INSIDE, _OUTSIDE = 16, 48  # responses among what one of the models does without, and among what all have
 _PARTS = 64  # parts of chunks as responses, of what each model does without, and of what all have
@@ -160,8 +161,8 @@ def _first_tokens(query: Query, count: int) -> Query:
 
 
 def _about(index: Index) -> dict[str, Any]:
-    """Name the operators and chunks that a calibration holds for."""
-    return {"operators": index.group_digest("operators"), "index": index.digest}
+    """Name the operators, chunks and kind of influences that a calibration holds for."""
+    return {"operators": index.group_digest("operators"), "index": index.digest, "influences": FORM}
 
 
 # ---- influences in nats ----

@@ -1,7 +1,8 @@
 """STRIDE's Lasso against solvers that a user would pick: the same problem, to the same duality gap.
 
-    min_w ½‖y − M w‖² + λ‖w‖₁         no intercept; M (K × n) has d ones in each column
+    min_w ½‖y − M w‖² + λ Σ_i ω_i |w_i|      no intercept; M (K × n) has d ones in each column
 
+ω = 1, but for the solvers whose name ends in -weighted: there 1 / ω is log-normal (σ = ½), at most 1.
 Each solver runs in a process of its own. One function computes everyone's relative gap, over all n columns;
 a solver's tolerance is tightened until that gap is small enough, and the time is that of the first solve that
 reached it. `bare_passes` is that time over one pass of STRIDE's kernel over the columns, measured between the
@@ -29,7 +30,7 @@ import numpy as np
 from index_format.design import build_columns
 from stride_cli.output import emit, note
 from stride_cli.recovery.lasso import solve_lasso
-from stride_cli.recovery.problem import LassoSettings
+from stride_cli.recovery.problem import LassoSettings, Prior
 from stride_cli.recovery.screening import Design
 from tests.benchmarks.recovery import LAMBDA_RATIOS, bare_pass, hardware, measurements
 
@@ -39,15 +40,30 @@ Solve = Callable[[np.ndarray, float, float, float], Weights]
 """(y, λ / λ_max, λ_max, tolerance) to (indices, values) of the weights that are not zero."""
 
 
-def relative_gap(columns: np.ndarray, y: np.ndarray, lambda_: float, weights: Weights) -> float:
+def units(name: str, n: int) -> np.ndarray:
+    """1 / ω of each column, (n,)."""
+    if not name.endswith("-weighted"):
+        return np.ones(n)
+    drawn = np.random.default_rng(5).lognormal(0.0, 0.5, n)
+    return (drawn / drawn.max()).astype(np.float32).astype(np.float64)
+
+
+def largest_score(columns: np.ndarray, vector: np.ndarray, unit: np.ndarray) -> float:
+    """λ_max at y, and at any residual what its multiples may not exceed."""
+    return float((np.abs(Design(columns, len(vector)).correlate(vector)) * unit).max())
+
+
+def relative_gap(
+    columns: np.ndarray, y: np.ndarray, lambda_: float, weights: Weights, unit: np.ndarray
+) -> float:
     """Duality gap over all columns / (½‖y‖²), at the best feasible multiple of the residual."""
     indices, values = weights
     residual = y.copy()
     np.subtract.at(residual, columns[indices], values[:, None])
-    largest = float(np.abs(Design(columns, len(residual)).correlate(residual)).max())
+    largest = largest_score(columns, residual, unit)
     squares, product = float(residual @ residual), float(y @ residual)
     scale = min(max(product / squares, 0.0), lambda_ / largest) if squares and largest else 0.0
-    objective = 0.5 * squares + lambda_ * float(np.abs(values).sum())
+    objective = 0.5 * squares + lambda_ * float((np.abs(values) / unit[indices]).sum())
     return (objective - scale * product + 0.5 * scale * scale * squares) / (0.5 * float(y @ y))
 
 
@@ -62,6 +78,27 @@ def stride(columns: np.ndarray, n_subsets: int) -> Solve:
         return found.indices, found.values
 
     return solve
+
+
+def stride_weighted(columns: np.ndarray, n_subsets: int) -> Solve:
+    prior = Prior(np.zeros(len(columns)), units("-weighted", len(columns)))
+
+    def solve(y: np.ndarray, ratio: float, lambda_max: float, tolerance: float) -> Weights:
+        settings = LassoSettings(lambda_ratio=ratio, intercept=False, tolerance=tolerance)
+        found = solve_lasso(columns, y, settings, n_subsets=n_subsets, prior=prior)
+        return found.indices, found.values
+
+    return solve
+
+
+def celer_weighted(columns: np.ndarray, n_subsets: int) -> Solve:
+    from celer import Lasso
+
+    weights = 1.0 / units("-weighted", len(columns))
+    return _estimator(
+        sparse(columns, n_subsets),
+        lambda alpha, tolerance: Lasso(alpha, fit_intercept=False, tol=tolerance, weights=weights),
+    )
 
 
 def scikit_learn(columns: np.ndarray, n_subsets: int) -> Solve:
@@ -123,6 +160,8 @@ def adelie(columns: np.ndarray, n_subsets: int) -> Solve:
 # by name: the package to import, the function, and tolerances to try, in the solver's own unit
 SOLVERS: dict[str, tuple[str, Callable[[np.ndarray, int], Solve], tuple[float, ...]]] = {
     "stride": ("numba", stride, (GAP,)),
+    "stride-weighted": ("numba", stride_weighted, (GAP,)),
+    "celer-weighted": ("celer", celer_weighted, (5e-7, 1e-7, 1e-8)),
     "scikit-learn": ("sklearn", scikit_learn, (5e-7, 1e-7, 1e-8)),
     "celer": ("celer", celer, (5e-7, 1e-7, 1e-8)),
     "skglm": ("skglm", skglm, (1e-6, 1e-7, 1e-8, 1e-9, 1e-10)),
@@ -160,7 +199,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     except Exception as error:  # one that is there but cannot be imported is as good as missing
         yield about | {"missing": f"{type(error).__name__}: {error}"}
         return
-    distribution = "numba" if name == "stride" else name
+    distribution = {"stride": "numba", "stride-weighted": "numba", "celer-weighted": "celer"}.get(name, name)
     about |= {"noise": noise, "version": f"{distribution} {importlib.metadata.version(distribution)}"}
     warnings.simplefilter("ignore")  # of convergence: the gap tells
 
@@ -168,9 +207,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
     small = build_columns(0, 2_000, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(small, n_subsets, 1, noise)[0]
     for ratio in LAMBDA_RATIOS:
-        make(small, n_subsets)(
-            y, ratio, float(np.abs(Design(small, len(y)).correlate(y)).max()), tolerances[0]
-        )
+        make(small, n_subsets)(y, ratio, largest_score(small, y, units(name, len(small))), tolerances[0])
     about |= {
         "compile_seconds": time.perf_counter() - began[0],
         "compile_cpu_seconds": time.process_time() - began[1],
@@ -180,10 +217,11 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
 
     columns = build_columns(0, n, n_subsets=n_subsets, degree=degree, seed=0)
     y = measurements(columns, n_subsets, 1, noise)[0]
-    lambda_max = float(np.abs(Design(columns, len(y)).correlate(y)).max())
+    unit = units(name, n)
+    lambda_max = largest_score(columns, y, unit)
     design = Design(columns, n_subsets)
     solve = make(columns, n_subsets)
-    held = before if name == "stride" else before + columns.nbytes
+    held = before if name.startswith("stride") else before + columns.nbytes
     passes: list[tuple[float, float]] = []
     records = []
     for ratio in LAMBDA_RATIOS:
@@ -196,7 +234,7 @@ def run(name: str, n: int, n_subsets: int, degree: int, noise: float, repeats: i
                 found = {"failed": f"{type(error).__name__}: {error}"}
                 break
             peak = _resident("VmHWM")
-            gap = relative_gap(columns, y, ratio * lambda_max, weights)
+            gap = relative_gap(columns, y, ratio * lambda_max, weights, unit)
             found = {"tolerance": tolerance, "relative_gap": gap, "nonzeros": len(weights[0])}
             if gap <= GAP:
                 break
@@ -257,12 +295,13 @@ def main(arguments: list[str]) -> None:
             emit(record)
         return
     for n in given.chunks:
-        ours: dict[float, dict[str, Any]] = {}
-        for name in sorted(given.solvers, key=lambda name: name != "stride"):
+        ours: dict[tuple[float | None, bool], dict[str, Any]] = {}
+        for name in sorted(given.solvers, key=lambda name: not name.startswith("stride")):
             for record in _apart(name, n, given):
-                if name == "stride" and "seconds" in record:
-                    ours[record["lambda_ratio"]] = record
-                elif "seconds" in record and (reference := ours.get(record["lambda_ratio"])):
+                problem = record.get("lambda_ratio"), name.endswith("-weighted")
+                if name.startswith("stride") and "seconds" in record:
+                    ours[problem] = record
+                elif "seconds" in record and (reference := ours.get(problem)):
                     record |= {
                         f"{what}_over_stride": record[what] / reference[what]
                         for what in ("seconds", "cpu_seconds", "memory_bytes")

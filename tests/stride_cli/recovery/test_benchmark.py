@@ -57,7 +57,11 @@ def test_the_gap_is_that_of_the_objective(rng):
     lambda_ = 0.3 * lambda_max
     solve = solvers.stride(columns, 30)
     indices, values = solve(y, 0.3, lambda_max, 1e-10)
-    assert 0 <= solvers.relative_gap(columns, y, lambda_, (indices, values)) + 1e-15 < 1e-9
+    assert (
+        0
+        <= solvers.relative_gap(columns, y, lambda_, (indices, values), np.ones(len(columns))) + 1e-15
+        < 1e-9
+    )
     worse = values * 1.1  # what the gap says is at least what is lost
     weights = np.zeros(400)
     weights[indices] = values
@@ -67,7 +71,7 @@ def test_the_gap_is_that_of_the_objective(rng):
         return 0.5 * left @ left + lambda_ * np.abs(scale * weights).sum()
 
     lost = (objective(1.1) - objective(1.0)) / (0.5 * y @ y)
-    assert solvers.relative_gap(columns, y, lambda_, (indices, worse)) >= lost > 0
+    assert solvers.relative_gap(columns, y, lambda_, (indices, worse), np.ones(400)) >= lost > 0
 
 
 def test_solvers_agree_and_a_missing_one_is_recorded():
