@@ -53,6 +53,7 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         0.9,
         np.zeros(300),
         50,
+        moved=3,
     )
     hits = [hit(1, 0.8), hit(2, 0.2, neighbours=1), hit(3, 0.0, seen=False)]
     return Answer(
