@@ -59,7 +59,7 @@ def baseline(
 
     from stride_cli.commands.tables import print_table
     from stride_cli.output import emit, note, progress, wants_json
-    from stride_cli.research.commands.outlasting import outlast_reader
+    from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.evaluation.ranking import document_scores, rank_documents
     from stride_cli.research.evaluation.scoring import ScoreFile, score_blocks
     from stride_cli.research.methods.registry import open_method

@@ -149,7 +149,7 @@ def compare(
     from stride_cli.commands.tables import number, seconds, size
     from stride_cli.errors import UsageError
     from stride_cli.output import note, progress
-    from stride_cli.research.commands.outlasting import outlast_reader
+    from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.compare import compare_methods, comparison_record
     from stride_cli.research.evaluation.workers import Runs

@@ -92,7 +92,7 @@ def causes(
     from stride_cli.models.kinds import refuse_classifier
     from stride_cli.output import note
     from stride_cli.report.drawing import check_place
-    from stride_cli.research.commands.outlasting import outlast_reader
+    from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.cause_scores import (
         CauseBench,

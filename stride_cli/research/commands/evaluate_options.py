@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,3 +104,37 @@ def with_error(found: Mapping[str, Any], digits: int = 3) -> str:
         return f"{found['mean']:+.{digits}f}"
     low, high = f"{found['low']:+.{digits}f}", f"{found['high']:+.{digits}f}"
     return f"{found['mean']:+.{digits}f} ± {found['se']:.{digits}f} [{low}, {high}]"
+
+
+class _Lasting:
+    """A stream that takes what is written, whether or not its reader is still there."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._or_nowhere():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._or_nowhere():
+            self._stream.flush()
+
+    @contextmanager
+    def _or_nowhere(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # what comes now, and what is still in the buffer, goes to nobody
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlast_reader() -> None:
+    """Keep a command going when the reader of its stdout leaves (`| head`)."""
+    if not isinstance(sys.stdout, _Lasting):
+        sys.stdout = _Lasting(sys.stdout)

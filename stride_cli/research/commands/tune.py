@@ -69,7 +69,7 @@ def tune(
     from stride_cli.output import emit, note
     from stride_cli.report.drawing import check_place, write_whole
     from stride_cli.research import api
-    from stride_cli.research.commands.outlasting import outlast_reader
+    from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.tuning.written_settings import write_settings
 
     if html is not None:

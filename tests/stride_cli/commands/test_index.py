@@ -102,21 +102,6 @@ def test_build_info_verify(here: Path, run: Callable[..., Outcome]) -> None:
     assert names(here) == {"model", "corpus.jsonl", "run.stride"}
 
 
-def test_every_form_of_input_gives_the_same_corpus(here: Path, run: Callable[..., Outcome]) -> None:
-    data = Path("corpus.jsonl").read_bytes()
-    Path("corpus.jsonl.gz").write_bytes(gzip.compress(data))
-    lines = data.splitlines(keepends=True)
-    Path("part-1.jsonl").write_bytes(b"".join(lines[:9]))
-    Path("part-2.jsonl").write_bytes(b"".join(lines[9:]))
-    found = []
-    for number, given in enumerate(("corpus.jsonl", "corpus.jsonl.gz", "'part-*.jsonl'", "-")):
-        result = run(f"index build {given} --model model --out {number}.stride", stdin=data.decode())
-        assert result.code == 0, result.err
-        (info,) = run(f"index info {number}.stride").records
-        found.append((info["fingerprints"], info["chunks"], info["tokens"]))
-    assert len({str(one) for one in found}) == 1
-
-
 def test_append(here: Path, run: Callable[..., Outcome]) -> None:
     more = corpus(10, seed=1)
     assert run("index build corpus.jsonl --model model --subsets 20").code == 0
@@ -160,19 +145,6 @@ def test_bad_records(line: bytes, expected: str, here: Path, run: Callable[..., 
     assert expected in result.err and "\n  fix: " in result.err
     skipped = run("index build bad.jsonl --model model --on-bad skip")
     assert skipped.code == 0 and skipped.records[0]["documents"] == 1
-
-
-def test_which_index(here: Path, run: Callable[..., Outcome]) -> None:
-    for command in ("info", "verify"):
-        none = run(f"index {command}")
-        assert none.code == 2 and "*.stride" in none.err
-        missing = run(f"index {command} nowhere.stride")
-        assert missing.code == 2 and "nowhere.stride" in missing.err
-    for name in ("a", "b"):
-        assert run(f"index build corpus.jsonl --model model --out {name}.stride").code == 0
-    several = run("index info")
-    assert several.code == 2 and "a.stride, b.stride" in several.err
-    assert run("index info b.stride").records[0]["index"] == "b.stride"
 
 
 @pytest.mark.parametrize("command", ["build", "append", "plan", "info", "verify"])

@@ -120,14 +120,6 @@ def test_prompts_of_a_file_are_answered_together_as_alone(run, workspace: Path, 
             assert a["influence"] == pytest.approx(b["influence"], rel=1e-3, abs=1e-6)
 
 
-def test_span_scores_only_its_part(run, workspace: Path) -> None:
-    line = f'query {PROMPT} --response "1789, when the people rose" --index {workspace}/run.stride'
-    whole, part = run(line).records[0], run(line + " --span 1789").records[0]
-    assert 0 < part["scored_tokens"] < whole["scored_tokens"]
-    missing = run(line + " --span absent")
-    assert missing.code == 2 and "is not in the response" in missing.err
-
-
 def changed(workspace: Path, out: Path, name: str, number: float) -> Path:
     """The model with one number of the first of its weights that is called so."""
     from safetensors.torch import load_file, save_file
@@ -145,14 +137,6 @@ def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, t
     assert result.code == 3
     info = run(f"index info {workspace}/run.stride --json").records[0]
     assert info["fingerprints"]["model"] in result.err and "this model is" in result.err
-
-
-def test_weights_that_are_not_finite_are_refused(run, workspace: Path, tmp_path: Path) -> None:
-    other = changed(workspace, tmp_path / "nan", "mlp", float("nan"))
-    assert run(f"index build {workspace}/corpus.jsonl --model {other} --out {tmp_path}/n.stride").code == 0
-    result = run(f"train --index {tmp_path}/n.stride")
-    assert result.code == 2 and "not finite" in result.err
-    assert run(f"index verify {tmp_path}/n.stride").code == 0  # nothing was left in the index
 
 
 def test_appended_chunks_are_marked_as_unseen(run, workspace: Path, tmp_path: Path) -> None:

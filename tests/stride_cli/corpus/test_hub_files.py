@@ -82,21 +82,6 @@ def test_a_dataset_of_the_hub_is_a_corpus(hub: Hub, facts: str, behind: str, fou
     assert ids(f"hf://datasets/me/facts{behind}") == found
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("hf://datasets/me/none", "the hub has no dataset me/none"),
-        ("hf://datasets/me/facts@v9", "has no revision 'v9'"),
-        ("hf://datasets/me/facts/none.jsonl", "the dataset has no such file"),
-        ("hf://datasets/me/facts?split=x", "expected one of train, test, found no split 'x'"),
-    ],
-)
-def test_what_the_hub_has_not_is_named(hub: Hub, facts: str, given: str, message: str) -> None:
-    with pytest.raises(CorpusError, match=message) as caught:
-        ids(given)
-    assert caught.value.fix
-
-
 def test_a_bad_row_is_named_by_dataset_file_and_row(hub: Hub) -> None:
     sha = hub.commit("me/bad", {"train.parquet": table({"id": "a", "text": "x"}, {"id": "a", "text": "y"})})
     with pytest.raises(CorpusError, match=rf"hf://datasets/me/bad@{sha[:12]}/train.parquet:2: .* first at"):

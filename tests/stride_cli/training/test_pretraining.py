@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,13 +24,11 @@ from stride_cli.models.language.language_recipe import FILE_NAME, read_recipe
 from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
-from stride_cli.models.spec import ModelSpec
 from stride_cli.training import language_loop as training
 from stride_cli.training.pretraining import (
     TrainOptions,
     train_model,
 )
-from stride_cli.training.runs import cut, read_corpus
 from tests.prepared import Prepared
 from tests.same_fit import contents
 
@@ -64,31 +61,6 @@ def test_what_is_at_out(tmp_path: Path, corpus: str, documents: list[dict[str, s
     assert len(prints) == 3
     assert load_model(steps[0]).n_layers == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-
-
-def test_chunks_are_those_of_the_index(tmp_path: Path, corpus: str) -> None:
-    from stride_cli.corpus.build import IndexedModel, build_index
-    from stride_cli.corpus.options import BuildOptions
-    from stride_cli.corpus.readers import ReadOptions
-
-    out = tmp_path / "model"
-    train_model([corpus], out, dataclasses.replace(TINY, context=8, steps=1, epochs=None))
-    lm = load_model(ModelSpec(out, device="cpu"))
-    recipe = read_recipe(out)
-    assert recipe is not None
-    index = build_index(
-        [corpus],
-        IndexedModel(lm.tokenizer, lm.tokenizer_fingerprint, lm.fingerprint, str(out)),
-        tmp_path / "run.stride",
-        BuildOptions(block_size=recipe.block_size),
-    )
-    chunks, _ = cut(read_corpus([corpus], ReadOptions()), lm.tokenizer, block_size=recipe.block_size)
-    assert index.n_chunks == len(chunks) == recipe.corpus["chunks"] > 30
-    assert index.attributes["fingerprints"]["corpus"] == recipe.corpus["fingerprint"]
-    starts = np.asarray(index.array("corpus/loss_start"))
-    for number, chunk in enumerate(chunks):
-        assert np.array_equal(index.chunk_tokens(number), chunk.tokens)
-        assert starts[number] == chunk.loss_start
 
 
 def test_resumed_after_an_interruption(tmp_path: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:

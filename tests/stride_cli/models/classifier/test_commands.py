@@ -19,17 +19,6 @@ def run(line: str) -> tuple[int, list[dict[str, Any]], str]:
     return found.code, found.records, found.err
 
 
-def test_the_top_row_has_the_querys_label(digits_index: Path) -> None:
-    session = api.Session.open(digits_index)
-    model: Any = session.model
-    right = 0
-    for row in model.held_out.tolist():
-        answer = session.query(row, api.QueryOptions(top=1))
-        assert answer.supporters[0].sign == "supports"
-        right += answer.labels[answer.supporters[0].chunk] == answer.query.response
-    assert right >= 0.8 * len(model.held_out)
-
-
 def test_another_label_is_another_question(digits_index: Path) -> None:
     session = api.Session.open(digits_index)
     own = session.query("505")

@@ -54,22 +54,6 @@ def check(record: dict[str, Any]) -> None:
     jsonschema.validate(record, json_schema(record["schema"]))
 
 
-def test_lds_of_methods(run, measured: Path) -> None:
-    line = f"evaluate lds --index {measured}/run.stride --methods tfidf:ngrams=1,top=10,chance --draws 100"
-    result = run(line)
-    assert result.code == 0, result.err
-    first, second = result.records
-    for record in result.records:
-        check(record)
-        assert (record["alpha"], record["subsets"], record["seeds"]) == (0.5, SUBSETS, 2)
-        assert record["queries"] == QUERIES and 0 <= record["ceiling"] <= 1
-    assert (first["method"], second["method"]) == ("tfidf:ngrams=1,top=10", "chance")
-    assert "6 retrained subsets are few" in result.err and "comparing on α = 0.5" in result.err
-    again = run(line).records
-    assert [r["spearman"] for r in again] == [first["spearman"], second["spearman"]]
-    assert run(f"{line} --alpha 0.3").records[0]["subsets"] == 3
-
-
 def test_lds_is_the_correlation_of_sums_with_losses(run, measured: Path, tmp_path: Path) -> None:
     """Against scipy, from the score matrix that `stride baseline` writes."""
     from scipy.stats import spearmanr
