@@ -24,30 +24,30 @@ RESEARCH = ROOT / "stride_cli" / "research"
 
 # Room: at most so many lines today, and where it is to come to.
 LINES = {
-    "index_format": (3_420, 2_700),
-    "foundations": (2_450, 1_800),
+    "index_format": (3_405, 2_700),
+    "foundations": (2_410, 1_800),
     "stride_cli/corpus": (3_530, 2_900),
     "stride_cli/recovery": (2_730, 2_600),
     "stride_cli/models": (5_840, 5_000),
-    "stride_cli/data": (1_590, 1_200),
+    "stride_cli/data": (1_575, 1_200),
     "stride_cli/operators": (6_050, 5_200),
     "stride_cli/training": (3_980, 4_000),
     "stride_cli/attribution": (4_330, 3_600),
     "stride_cli/audit report serve prove demo": (5_170, 4_300),
-    "stride_cli/commands": (3_230, 2_700),
-    "stride_cli/schema": (930, 0),
+    "stride_cli/commands": (3_205, 2_700),
+    "stride_cli/schema": (860, 0),
     "stride_cli/research": (15_040, 13_000),
 }
 FILES = 340  # 260
-LINES_OF_CODE, LINES_OF_PRODUCT, LINES_OF_TESTS = 58_100, 43_200, 36_700  # 49,000, 36,000, 32,000
+LINES_OF_CODE, LINES_OF_PRODUCT, LINES_OF_TESTS = 58_100, 43_200, 32_000  # 49,000, 36,000, 32,000
 WAY_FILES, WAY_LINES = 114, 24_900  # 65, 17,000: of one prompt from JSON Lines, closed form, one model
 OPTIONS = {"stride query": 24}  # and of any other command:
 MOST_OPTIONS = 28
 DOCS_WORDS = 42_000  # 15,000
-LONG_SENTENCES = 0.14  # 0.02: share of the docs' sentences that have over 30 words
-DIALECT = 0.01  # share of docstrings that begin with one of these
+LONG_SENTENCES = 0.132  # 0.02: share of the docs' sentences that have over 30 words
+DIALECT = 0.002  # share of docstrings that begin with one of these
 STARTS = {"What", "Of", "Whether", "Where", "How"}
-COMMENTED = 0.04  # 0.08: share of comment lines in the hardest files:
+COMMENTED = 0.05  # 0.08: share of comment lines in the hardest files:
 HARDEST = (
     "attribution/pipeline.py",
     "attribution/estimates.py",
