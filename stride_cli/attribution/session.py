@@ -231,7 +231,7 @@ class Session:
         queries = [_raised(query) for query in self.build(list(prompts), options)]
         if not queries:
             raise QueryError("there is no prompt to ask", fix="give one or more")
-        one = pooled(queries)
+        one = pooled(queries, self.model.length_kinds)
         if add is None:
             add = "support" if all(query.comparison is not None for query in queries) else "all"
         if add == "all":

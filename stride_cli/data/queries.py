@@ -19,6 +19,7 @@ from stride_cli.output import note
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.length_kinds import LengthKinds
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,25 @@ def compared(query: Query, other: Query, said: Callable[[int], str], end: int | 
     )
 
 
-def pooled(queries: Sequence[Query]) -> Query:
+def pooled(queries: Sequence[Query], kinds: LengthKinds | None = None) -> Query:
     """Several queries as one, whose loss is the mean of theirs: what made the model answer all of them so.
 
     Parameters
     ----------
     queries : one or more, in order
+    kinds : of the model that reads them
+
+    Raises
+    ------
+    QueryError      the model cannot read them in one batch as it reads each alone
     """
+    lengths = [len(part.ids) for query in queries for part in query.sequences]
+    if kinds is not None and len(set(kinds(lengths))) > 1:
+        raise QueryError(
+            f"prompts of {min(lengths)} to {max(lengths)} tokens are pooled, and this model's positions are "
+            f"others beyond {kinds.boundary}",
+            fix=f"pool prompts of up to {kinds.boundary} tokens with their responses, and longer ones apart",
+        )
     shares = [replace(part, share=part.share / len(queries)) for query in queries for part in query.sequences]
     return Query(
         "\n".join(query.prompt for query in queries),

@@ -10,6 +10,7 @@ import pytest
 from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import build_queries, build_query, form_of, pooled
 from stride_cli.errors import QueryError
+from stride_cli.models.length_kinds import LengthKinds
 
 
 class Letters:
@@ -158,3 +159,7 @@ def test_queries_as_one_share_its_loss(model) -> None:
     assert batch.parts.tolist() == [[0.5, 0.5, -0.5]]
     assert batch.losses_of_queries(np.array([1.0, 3.0, 100.0])).tolist() == [2.0]
     assert batch.of_queries(np.array([[1.0], [3.0], [4.0]])).tolist() == [[0.0]]
+    # of a model that would read the shorter otherwise beside the longer
+    boundary = min(len(first.ids), len(second.ids))
+    with pytest.raises(QueryError, match=f"positions are others beyond {boundary}"):
+        pooled([first, second], LengthKinds(boundary, each=False))
