@@ -68,11 +68,9 @@ def power(controls: np.ndarray, level: float, shift: float) -> float:
 def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Compute q-values of each group of items by itself: `benjamini_hochberg` within.
 
-    Items with a copy in the corpus are few, and leaks among them many; put together with the thousands of
-    items without one, they would pay for tests that nobody wondered about, and hits among them would buy
-    false ones elsewhere (Efron 2008, "Simultaneous inference: when should hypothesis testing problems be
-    combined?"). Whether there is a copy is decided without the model, so that it cannot favour small p-values
-    of items that had no effect on it.
+    Items with a copy in the corpus are few, and leaks among them many: put together with thousands of others
+    they would pay for tests that nobody wondered about (Efron 2008, "Simultaneous inference: when should
+    hypothesis testing problems be combined?"). Groups are formed without the model.
 
     Parameters
     ----------
@@ -95,11 +93,6 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     q = np.empty(len(p))
     q[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
     return q
-
-
-def fewest_controls(n_items: int, level: float) -> int:
-    """Count the controls with which one unusual item among N can reach q < level: N / level, rounded up."""
-    return int(np.ceil(n_items / level))
 
 
 def fewest_together(n_items: int, n_controls: int, level: float) -> int:

@@ -28,14 +28,8 @@ _TOKENS = 4096  # padded tokens of one batch through the model
 class Effect:
     """Evidence of the model for one text.
 
-    Attributes
-    ----------
-    loss : float                    mean nats per scored token
-    candidate_influence : float     summed over the chunks of documents like it; > 0 supports
-    candidate_share : float         the same / Σ|influence of every chunk|, at least 0: 0 where the candidates
-                                    have none, or oppose
-    strongest_chunk : int           of highest influence; -1 where no chunk supports
-    strongest_influence, strongest_share : float
+    Loss in mean nats per scored token; influence of the candidate chunks, summed (> 0 supports), and its
+    share of Σ|influence of every chunk|, at least 0; the same of the strongest chunk (-1: none supports).
     """
 
     loss: float
@@ -60,8 +54,7 @@ def measure_effects(
 ) -> Iterator[Effect]:
     """Measure loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
 
-    A text of several chunks counts as one query: its responses are those of its chunks, weighted by scored
-    tokens.
+    A text of several chunks is one query: their responses are weighted by scored tokens.
 
     Parameters
     ----------
@@ -151,16 +144,7 @@ def model_before(session: Session) -> AttributableModel | None:
 
 
 def measure_losses(model: AttributableModel, samples: Sequence[Sample], doing: str = "losses") -> np.ndarray:
-    """Measure a model's loss on each sample, mean nats per scored token, by forward passes alone.
-
-    Parameters
-    ----------
-    doing : what a progress bar says
-
-    Returns
-    -------
-    (N,) float64
-    """
+    """Measure a model's loss on each sample by forward passes: mean nats per scored token, (N,) float64."""
     import torch
 
     from stride_cli.data.batches import row_losses

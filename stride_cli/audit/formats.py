@@ -107,20 +107,13 @@ def summary(findings: Sequence[Finding]) -> list[str]:
 def sentence(finding: Finding) -> str:
     """Put one finding in words."""
     held, effect = finding.presence, finding.effect
-    said = f"Item '{finding.document.id}': {finding.verdict}"
-    said += (
-        f" ({finding.reason})."
-        if finding.reason
-        else "."
-        if finding.q is None
-        else f" (q = {finding.q:.3g})."
-    )
+    why = finding.reason or ("" if finding.q is None else f"q = {finding.q:.3g}")
+    said = f"Item '{finding.document.id}': {finding.verdict}" + (f" ({why})." if why else ".")
     what = {"item": "holds it", "prompt": "holds its prompt", "response": "holds its response"}
     what |= {"part": "holds a part of it", "other words": "says it in other words"}
     if held["found"]:
         said += f" Document '{held['document']}' {what[held['found']]}"
-        more = held["documents"] - 1
-        said += f", and so do {more} more" if more > 0 else ""
+        said += f", and so do {held['documents'] - 1} more" if held["documents"] > 1 else ""
         said += f"; the longest run is {held['longest_run']} words."
     said += f" Loss {effect['loss']:.3f} nats a token"
     if effect["base_loss"] is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,18 +55,9 @@ class Finding:
     controls: ControlsRecord
 
     def to_record(self) -> AuditRecord:
-        return {
-            "schema": "stride.audit/2",
-            "item": self.document.id,
-            "line": self.document.line,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "p": self.p,
-            "q": self.q,
-            "presence": self.presence,
-            "effect": self.effect,
-            "controls": self.controls,
-        }
+        item: Any = {"schema": "stride.audit/2", "item": self.document.id, "line": self.document.line}
+        found: AuditRecord = item | {name: getattr(self, name) for name in list(vars(self))[1:]}
+        return found
 
 
 def audit_files(
@@ -213,10 +204,9 @@ def _verdict(copy: Copy, test: Test, row: int, q: float, level: float) -> tuple[
     if copy.common:
         return UNDECIDED, "so short, and in so many documents, that finding it tells nothing"
     if not copy.found:
-        unlike = test.kind == "file" and test.sources >= FEWEST and q < level
-        return (UNDECIDED, "no copy was found, and the model treats it unlike the controls") if unlike else (
-            NOTHING, ""
-        )  # fmt: skip
+        if test.kind == "file" and test.sources >= FEWEST and q < level:
+            return UNDECIDED, "no copy was found, and the model treats it unlike the controls"
+        return NOTHING, ""
     if test.kind == "made" and copy.found == REWORDED:
         return UNDECIDED, "in other words: versions of items are no controls for that"
     if test.sources < FEWEST:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,18 +141,14 @@ def copy_sample(workspace: Workspace, item: Document, number: int, span: tuple[i
     Sample; where training scored none of these tokens, all of them are scored
     """
     _, spans = document_text(workspace.index, workspace.model.tokenizer, number)
-    inside = np.array([begin < span[1] and span[0] < end for begin, end in spans])
+    inside = np.array([begin < span[1] and span[0] < end for begin, end in spans], np.float32)
     chunks = [workspace.chunks.chunk(chunk) for chunk in workspace.index.document_chunks(number)]
-    ends = np.cumsum([0, *(len(tokens) for tokens, _ in chunks)])
-    own = [inside[a:b].astype(np.float32) for a, b in pairwise(ends)]
-    for mask in own:
-        mask[:1] = 0  # nothing is before it
-    scored = [mask * weights for mask, (_, weights) in zip(own, chunks, strict=True)]
-    if not any(mask.any() for mask in scored):
-        scored = own
-    rows = [
-        (np.asarray(tokens[: np.flatnonzero(mask)[-1] + 1], np.int64), mask[: np.flatnonzero(mask)[-1] + 1])
-        for (tokens, _), mask in zip(chunks, scored, strict=True)
-        if mask.any()
-    ]
-    return Sample(item, [ids for ids, _ in rows], [weights for _, weights in rows])
+    parts = np.split(inside, np.cumsum([len(tokens) for tokens, _ in chunks])[:-1])
+    for part in parts:
+        part[:1] = 0  # nothing is before it
+    scored = [part * weights for part, (_, weights) in zip(parts, chunks, strict=True)]
+    masks = scored if any(mask.any() for mask in scored) else parts
+    ends = [int(np.flatnonzero(mask).max(initial=-1)) + 1 for mask in masks]
+    rows = [row for row, end in enumerate(ends) if end]
+    ids = [np.asarray(chunks[row][0][: ends[row]], np.int64) for row in rows]
+    return Sample(item, ids, [masks[row][: ends[row]] for row in rows])
