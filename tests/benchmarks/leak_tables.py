@@ -1,55 +1,69 @@
-"""Tables of leaks in other words: whom the audit calls leaked, what search says, what fewer controls find."""
+"""Tables of leaks and look-alikes: what the audit finds and calls leaked, and what checkers of n-grams find."""
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections.abc import Sequence
 
 from tests.benchmarks.figures import Record, figure, markdown, pick
 
-LEAKS = "suites/leaks"
-FORMS = ("copy", "edit", "rewritten", "held back")
+MATRIX, NULL = "suites/audit_matrix", "suites/audit_null"
+COPIES = (
+    "verbatim",
+    "upper",
+    "title",
+    "spaces",
+    "marks",
+    "forms",
+    "wrapped",
+    "question",
+    "answer",
+    "reworded",
+)
+ALIKE = ("instruction", "template", "topic")
+MODELS = {"scratch": "from scratch", "tuned": "fine-tuned"}
 
 
-def _of(found: list[Record], count: str, every: str) -> str:
-    return f"{sum(each[count] for each in found)} of {sum(each[every] for each in found)}"
+def _of(found: Sequence[Record], count: str, every: str = "items") -> str:
+    total = sum(each.get(every, 0) for each in found)
+    return f"{sum(each.get(count, 0) for each in found)} of {total}" if total else ""
 
 
-def audit() -> str:
-    """Problems called leaked, of how many, by kind of planting and form of the copies; by rate and in all."""
-    rates = sorted({record["rate"] for record in pick(LEAKS, table="audit")})
-    lines = [["called leaked", *(f"r = {rate:g} %" for rate in rates), "all"]]
-    groups = [(kind, form) for kind in ("trained", "untrained") for form in FORMS]
-    for kind, form in [*groups, ("absent", "")]:
-        found = pick(LEAKS, table="audit", kind=kind, form=form)
-        cells = [[each for each in found if each["rate"] == rate] for rate in rates]
-        label = f"{kind}, {form}" if form else kind
-        lines.append([label, *(_of(own, "called_leaked", "problems") for own in [*cells, found])])
-    return markdown(lines)
-
-
-def search() -> str:
-    """What a search engine flags of trained and untrained problems, and how well it orders them."""
-    lines = [["search", "flags of trained", "flags of untrained", "AUROC trained / untrained"]]
-    for method in dict.fromkeys(record["method"] for record in pick(LEAKS, table="search")):
-        found = pick(LEAKS, table="search", method=method)
-        flagged = [_of(found, f"{kind}_flagged", kind) for kind in ("trained", "untrained")]
-        # of all pairs of a cell together
-        pairs = [each["trained"] * each["untrained"] for each in found]
-        above = sum(n * each["trained_above"] for n, each in zip(pairs, found, strict=True)) / sum(pairs)
-        lines.append([method, *flagged, figure(above, 2)])
-    return markdown(lines)
-
-
-def power() -> str:
-    """Share of trained problems found, and of discoveries that are false, by number of controls."""
-    found = pick(LEAKS, table="power")
-    counts = sorted({record["controls"] for record in found})
-    lines = [["controls", *(str(count) for count in counts)]]
-    for field, what in (("trained_found", "found"), ("false_discovery_rate", "false discoveries")):
-        for statistic in dict.fromkeys(record["statistic"] for record in found):
-            own = [
-                [each[field] for each in found if (each["statistic"], each["controls"]) == (statistic, count)]
-                for count in counts
+def matrix() -> str:
+    """Items found, and called leaked, by what the corpus holds of them; over corpora and forms of items."""
+    head = ["the corpus holds", "found", "by 8-grams", "by 13-grams"]
+    head += [
+        f"{word}, {name}" for name in MODELS.values() for word in ("leaked and learnt", "of those by heart")
+    ]
+    groups = [("learnt", copy, f"{copy}, trained on") for copy in COPIES]
+    groups += [("unseen", None, "a copy, not trained on")]
+    groups += [("look-alike", copy, f"a look-alike: {copy}") for copy in ALIKE] + [
+        ("absent", None, "nothing")
+    ]
+    lines = [head]
+    for state, copy, label in groups:
+        wanted = {"state": state} | ({"copy": copy} if copy is not None else {})
+        audits = [pick(MATRIX, model=model, controls="absent", **wanted) for model in MODELS]
+        plain = [_of(pick(MATRIX, model=f"{n}-grams:0", **wanted), "found") for n in (8, 13)]
+        cells = [_of([*audits[0], *audits[1]], "found"), *plain]
+        for own in audits:
+            cells += [
+                _of(own, "leaked and learnt"),
+                _of(own, "by heart, leaked", "by heart") if copy in COPIES else "",
             ]
-            lines.append([f"{what}, {statistic} (%)", *(f"{100 * fmean(values):.1f}" for values in own)])
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
+def null() -> str:
+    """Shares of p-values of items that are in the corpus and were not trained on."""
+    lines = [
+        ["corpus, model", "controls", "items", "p ≤ .01", "≤ .05", "≤ .1", "≤ .5", "discoveries in fifties"]
+    ]
+    for each in pick(NULL, table="null"):
+        below = [figure(each["below"][level], 3) for level in ("0.01", "0.05", "0.1", "0.5")]
+        false = f"{each['fifties_with_discoveries']} of {each['fifties']}"
+        controls = f"{each['controls']}, {each['count']:,}"
+        lines.append(
+            [f"{each['corpus']}, {MODELS[each['model']]}", controls, f"{each['items']:,}", *below, false]
+        )
     return markdown(lines)
