@@ -1,4 +1,4 @@
-"""Tables of leaks and look-alikes: what the audit finds and calls leaked, and what checkers of n-grams find."""
+"""Tables of leaks and look-alikes: what the audit finds and calls leaked, what checkers of n-grams find."""
 
 from __future__ import annotations
 
@@ -56,14 +56,15 @@ def matrix() -> str:
 
 def null() -> str:
     """Shares of p-values of items that are in the corpus and were not trained on."""
-    lines = [
-        ["corpus, model", "controls", "items", "p ≤ .01", "≤ .05", "≤ .1", "≤ .5", "discoveries in fifties"]
-    ]
+    lines = [["corpus, model", "controls", "items", "p ≤ .01", "≤ .05", "≤ .5", "distance", "discoveries"]]
     for each in pick(NULL, table="null"):
-        below = [figure(each["below"][level], 3) for level in ("0.01", "0.05", "0.1", "0.5")]
+        below = [figure(each["below"][level], 3) for level in ("0.01", "0.05", "0.5")]
+        limit = (
+            1.36 * (1 / each["items"] + 1 / each["count"]) ** 0.5
+        )  # of Kolmogorov and Smirnov, two samples
+        distance = f"{figure(each['distance'], 3)} ({figure(limit, 3)})"
         false = f"{each['fifties_with_discoveries']} of {each['fifties']}"
         controls = f"{each['controls']}, {each['count']:,}"
-        lines.append(
-            [f"{each['corpus']}, {MODELS[each['model']]}", controls, f"{each['items']:,}", *below, false]
-        )
+        label = f"{each['corpus']}, {MODELS[each['model']]}"
+        lines.append([label, controls, f"{each['items']:,}", *below, distance, false])
     return markdown(lines)
