@@ -29,7 +29,7 @@ _SPELT |= {
 }
 # scripts without spaces; what stands within a word
 _ALONE = UNSPACED[1:-1]
-_JOINS = "'’‘ʼ`´′\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
+_JOINS = "＇｀'’‘ʼ`´′\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
 _WORD = re.compile(
     rf"(?i:\b(?:{_TENS.replace(' ', '|')})[-\u2010\u2011 ](?:{'|'.join(_ONES.split()[1:10])})\b)|[{_ALONE}]"
     rf"|[^\W_{_ALONE}](?:[^\W_{_ALONE}]|[{_JOINS}]|(?<=\d)[.,．，](?=\d))*"

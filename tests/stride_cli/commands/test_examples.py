@@ -296,6 +296,48 @@ def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: 
     assert "Verdicts at q < .05" in table.stderr
 
 
+def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    names, things = (
+        ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"],
+        ["apples", "cookies", "pencils", "marbles"],
+    )
+    problems = [
+        {
+            "id": f"p{n}",
+            "prompt": f"{names[n % 6]} has {n} {things[n % 4]} and her father buys {n % 7 + 2} bags for his dogs. "
+            f"How many {things[n % 4]} has {names[n % 6]} now, in day {n * 37 % 101}?",
+            "response": f"{names[n % 6]} has {n} + {n % 7 + 2} = {n + n % 7 + 2}.\n#### {n + n % 7 + 2}",
+        }
+        for n in range(160)
+    ]
+    for name, rows in {"gsm8k_train": problems[:80], "gsm8k_test": problems[80:]}.items():
+        packed = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"data/{name}.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
+    line = ("bash", f"{EXAMPLES}/suites/audit_matrix.sh", "data", "work")
+    small = {
+        "WIDTH": "32",
+        "VOCAB": "400",
+        "LAYERS": "2",
+        "EPOCHS": "1",
+        "BASE_EPOCHS": "1",
+        "TUNED_EPOCHS": "1",
+    }
+    small |= {"CORPORA": "pairs", "FORMS": "pairs", "CONTROLS": "absent"}
+    small |= {"MAKE": "--learnt 1 --unseen 1 --alike 3 --absent 30 --others 10 --base 20 --copies 2"}
+    done = script(*line, **small)
+    rows = read(done.stdout)
+    assert {row["model"] for row in rows} == {
+        "scratch",
+        "tuned",
+        *(f"{n}-grams:{f}" for n in (8, 13) for f in ("0", "0.02")),
+    }
+    assert sum(row["items"] for row in rows if row["model"] == "tuned") == 59
+    assert (
+        "leaked and learnt" in done.stderr and script(*line, **small).stdout == done.stdout
+    )  # found finished
+
+
 def test_the_suite_of_leaks_in_other_words(script: Runs, documents: list[dict], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     names = ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"]
