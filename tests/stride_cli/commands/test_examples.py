@@ -305,7 +305,7 @@ def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> No
     problems = [
         {
             "id": f"p{n}",
-            "prompt": f"{names[n % 6]} has {n} {things[n % 4]} and her father buys {n % 7 + 2} bags for his dogs. "
+            "prompt": f"{names[n % 6]} has {n} {things[n % 4]} and her father buys {n % 7 + 2} bags. "
             f"How many {things[n % 4]} has {names[n % 6]} now, in day {n * 37 % 101}?",
             "response": f"{names[n % 6]} has {n} + {n % 7 + 2} = {n + n % 7 + 2}.\n#### {n + n % 7 + 2}",
         }
