@@ -385,31 +385,6 @@ def suite_facts() -> str:
     return markdown(lines)
 
 
-def subsets_table(training: str, field: str) -> str:
-    """LDS by n/K: recovered alone, and with 100 or 400 chunks read, by what chose them."""
-    mine = [each for each in records("frontier") if each["training"] == training]
-    counts = sorted({each["subsets"] for each in mine if "subsets" in each})
-    rows = [("recovered alone", {"what": "subsets", "design": "random"})]
-    for by, bits in (("recovery", 0), ("pairs", 0), ("sketches", 768), ("pairs and sketches", 768)):
-        for read in (100, 400):
-            rows.append(
-                (f"{read} read, chosen by {by}", {"what": "read", "by": by, "bits": bits, "read": read})
-            )
-    ratio = {each["subsets"]: each["chunks_per_subset"] for each in mine if "chunks_per_subset" in each}
-    lines = [["n / K", *(f"{ratio[count]:.2g}" for count in counts)]]
-    for label, wanted in rows:
-        cells = []
-        for count in counts:
-            found = [
-                r for r in mine if r.get("subsets") == count and all(r.get(k) == v for k, v in wanted.items())
-            ]
-            cells.append(figure(found[0][field], 2) if found else "")
-        lines.append([label, *cells])
-    size = {each["subsets"]: each["bytes_per_chunk"] for each in mine if each["what"] == "subsets"}
-    lines.append(["bytes a chunk", *(f"{size[count]:,.0f}" if count in size else "" for count in counts)])
-    return markdown(lines)
-
-
 def estimates_table(suite: str) -> str:
     """LDS of what finds chunks to read: alone, and with so many of the chunks that it ranks highest read."""
     mine = [
@@ -686,8 +661,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
     "shrunk": lambda: methods_table(SHRUNK, suites(REFINED)),
     "suites": suite_facts,
-    "subsets-pretraining": lambda: subsets_table("pre-training", "lds_shrunk"),
-    "subsets-finetuning": lambda: subsets_table("fine-tuning", "lds"),
     "estimates": partial(estimates_table, "instructions"),
     "estimates_wikitext": partial(estimates_table, "wikitext"),
     "estimates_smollm2": partial(estimates_table, "smollm2"),
