@@ -23,6 +23,15 @@ _RULES = {
 }
 
 
+_HELD = {
+    "item": "whole",
+    "prompt": "by its prompt alone",
+    "response": "by its response alone",
+    "part": "in part",
+    "other words": "in other words",
+}
+
+
 def to_csv(findings: Sequence[Finding]) -> str:
     """Write a header and one row an item; nested keys are joined by a dot.
 
@@ -97,7 +106,9 @@ def summary(findings: Sequence[Finding]) -> list[str]:
         more = -(-together * (used["count"] + 1)) - 1
         test += f", where {together:,} or more are such; for a single one it takes {more:,} controls"
     reasons = Counter(finding.reason for finding in findings if finding.reason)
-    said = [f"{len(findings):,} items: {named}", test]
+    kinds = Counter(finding.presence["found"] for finding in findings)
+    held = ", ".join(f"{kinds[found]:,} {name}" for found, name in _HELD.items() if kinds[found])
+    said = [f"{len(findings):,} items: {named}", f"in the corpus: {held or 'none'}", test]
     said += [f"undecided, {count:,}: {reason}" for reason, count in reasons.most_common()]
     if any("controls" in reason for reason in reasons):
         said.append("to decide more: --controls FILE, as many items as you can that cannot be in the corpus")
@@ -109,10 +120,8 @@ def sentence(finding: Finding) -> str:
     held, effect = finding.presence, finding.effect
     why = finding.reason or ("" if finding.q is None else f"q = {finding.q:.3g}")
     said = f"Item '{finding.document.id}': {finding.verdict}" + (f" ({why})." if why else ".")
-    what = {"item": "holds it", "prompt": "holds its prompt", "response": "holds its response"}
-    what |= {"part": "holds a part of it", "other words": "says it in other words"}
     if held["found"]:
-        said += f" Document '{held['document']}' {what[held['found']]}"
+        said += f" Document '{held['document']}' holds it {_HELD[held['found']]}"
         said += f", and so do {held['documents'] - 1} more" if held["documents"] > 1 else ""
         said += f"; the longest run is {held['longest_run']} words."
     said += f" Loss {effect['loss']:.3f} nats a token"

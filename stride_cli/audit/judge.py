@@ -239,15 +239,16 @@ def _chunks_of(index: Index, documents: Sequence[int]) -> np.ndarray:
 
 
 def _presence(session: Session, item: Sample, copy: Copy) -> PresenceRecord:
-    passage, told, document = "", [], ""
+    passage, document, told = "", "", list[tuple[str, str]]()
     if copy.document >= 0:
         text, _ = document_text(session.index, session.model.tokenizer, copy.document)
         begin, end = copy.span
         document, passage = session.index.document_id(copy.document), text[begin:end]
         ours = parts_of(item.document)
         if copy.found:
-            own = {"prompt": ours[0], "response": ours[-1]}.get(copy.found, "\n".join(ours))
-            told = [list(pair) for pair in differences(own, passage)]
+            own = {"prompt": ours[:1], "response": ours[-1:]}.get(copy.found, ours)
+            # how prompt and response are joined is the corpus's
+            told = min((differences(between.join(own), passage) for between in (" ", "\n")), key=len)
         end = min(end, begin + _PASSAGE)
         passage = text[max(0, begin - _WIDE) : begin] + text[begin:end] + text[end : end + _WIDE]
     return {
@@ -259,7 +260,7 @@ def _presence(session: Session, item: Sample, copy: Copy) -> PresenceRecord:
         "document": document,
         "documents": len(copy.like),
         "passage": passage,
-        "differences": told,
+        "differences": [list(pair) for pair in told],
     }
 
 
