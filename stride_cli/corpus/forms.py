@@ -23,6 +23,7 @@ _PLAIN_KEYS = {"role", "content", "name", "weight", "train", "loss"}
 _MASKS = ("train", "loss", "weight")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_CLOSED = re.compile(r"</[^<>\s]+>|\[/[^\[\]\s]+\]")  # the tag that ends a piece of reasoning
 _ENDS_WORD = re.compile(r"[^\W_][,;:!?]?$")
 
 
@@ -184,8 +185,9 @@ def _templated(
         options = {**tokenizer.special_tokens_map, **(document.template or {}), "chat_template": template}
         _, (marks,) = render_jinja_template([messages], return_assistant_tokens_mask=True, **options)
         answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(marks) == len(answers):
-            return text, [(a, b) for n, (a, b) in zip(answers, marks, strict=True) if n in wanted]
+        if answers == wanted or len(marks) == len(answers):  # some mark more, such as the end of a text
+            kept = [True] * len(marks) if answers == wanted else [n in wanted for n in answers]
+            return text, [(a, b) for (a, b), own in zip(marks, kept, strict=True) if own]
     # 2. a mark behind each content shows where the template put it, white space around it or not
     spans: dict[int, Span | None] = {}
     simple = [n for n in wanted if messages[n].keys() <= _PLAIN_KEYS and messages[n].get("content")]
@@ -199,23 +201,34 @@ def _templated(
                 n: _left_of(core, text, stop) for (n, core), stop in zip(cores.items(), stops, strict=False)
             }
             break
-    # 3. else what the template adds to the messages before
+    # 3. else from where the prompt of the messages before it ends: its content, or all up to its end
+    ended, end_of, found = set[int](), _end_token(tokenizer), []
     for number in wanted:
         if spans.get(number) is None and (number not in contents or contents[number].strip()):
-            before = apply(messages[:number], add_generation_prompt=True)
-            core = contents.get(number, "").strip()
-            begin = text.find(core, len(before)) if text.startswith(before) else -1
-            after = before + core if core else apply(messages[: number + 1]).rstrip()
-            if begin < 0 or not (core or text.startswith(after)):
+            begin = shared_prefix(apply(messages[:number], add_generation_prompt=True), text)
+            core, after = contents.get(number, "").strip(), apply(messages[: number + 1]).rstrip()
+            turn = None if core or text.startswith(after) else end_of.search(text, begin)
+            first = (
+                text.find(core, begin)
+                if number == 0 or begin >= len(apply(messages[:number]).rstrip())
+                else -1
+            )
+            if first < 0 or not (core or turn or text.startswith(after)):
                 raise CorpusError(
                     f"{document.source}:{document.line}: the model's chat template rewrites the answers of "
                     f"document '{document.id}', so its answer tokens cannot be told from the others",
                     fix="give it as one 'text', use a tokenizer with a plainer template, or --on-bad skip",
                 )
-            spans[number] = (begin, begin + len(after) - len(before))
-    found = [span for number in wanted if (span := spans.get(number)) and span[0] < span[1]]
-    end_of = _end_token(tokenizer).match
-    return text, [(a, end.end() if ends and (end := end_of(text, b)) else b) for a, b in found]
+            spans[number] = (first, first + len(core) if core else turn.end() if turn else len(after))
+            ended |= set() if core else {number}
+        if (span := spans.get(number)) and span[1] - span[0] < len(contents.get(number, "").strip()):
+            # the white space before what is left of it is the template's, as far as the prompt has it too
+            begin = shared_prefix(apply(messages[:number], add_generation_prompt=True), text)
+            span = (min(max(span[0], begin), span[1]), span[1])
+        if span and span[0] < span[1]:
+            stop = end_of.match(text, span[1]) if ends and number not in ended else None
+            found.append((span[0], stop.end() if stop else span[1]))
+    return text, found
 
 
 @lru_cache(maxsize=4)
@@ -236,10 +249,12 @@ def shared_prefix(one: Sequence[Any], other: Any) -> int:
 
 def _left_of(core: str, text: str, place: int) -> Span | None:
     """Find what the template left of a content that ends at `place`; None: it was rewritten."""
-    kept = shared_prefix(core[::-1], text[max(0, place - len(core)) : place][::-1])
+    cut = len(core) - shared_prefix(core[::-1], text[max(0, place - len(core)) : place][::-1])
     # templates leave out white space, and reasoning up to the tag that ends it
-    dropped = core[: len(core) - kept].rstrip()
-    return None if dropped and not dropped.endswith((">", "]")) else (place - kept, place)
+    tags = [tag.end() for tag in _CLOSED.finditer(core) if not core[tag.end() : cut].strip()]
+    if core[:cut].strip() and not tags:
+        return None
+    return place - len(core) + (max(cut, tags[0]) if core[:cut].strip() else cut), place
 
 
 def _apply(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import Document
-from stride_cli.corpus.forms import Form, joiner
+from stride_cli.corpus.forms import Form, joiner, template_of
 from stride_cli.corpus.readers import Fields, ReadOptions, read_documents
 from stride_cli.data.queries import build_queries
 from stride_cli.data.query_files import prompt_texts
@@ -119,6 +121,62 @@ def test_answers_are_what_the_template_left_of_them(
         )
         (mine,) = DocumentTokenizer(tokenizer, block_size=512).encode_batch([Document("", messages=messages)])
         assert mine.scored[1:].tolist() == [bool(bit) for bit in right["assistant_masks"]]
+
+
+def published_templates() -> list[Path]:
+    """Chat templates of some forty model families, as TRL carries them; none where it is not installed."""
+    found = importlib.util.find_spec("trl")
+    places = (found and found.submodule_search_locations) or []
+    return [file for place in places for file in sorted(Path(place, "chat_templates").glob("*.jinja"))]
+
+
+TALKS = {
+    "plain": (said("user", "a"), said("assistant", "Paris"), said("user", "is"), said("assistant", "Water")),
+    "thinking": TURNS,
+    "tools": (said("user", "a"), said("assistant", "", tool_calls=[CALL]), said("tool", "12", name="weather"),
+              said("assistant", "Paris")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", published_templates(), ids=lambda file: file.stem)
+def test_published_templates_are_followed(make_tokenizer: Any, file: Path) -> None:
+    """Tokens are those that transformers renders, and masks its own where the template marks answers."""
+    tokenizer = make_tokenizer(chat_template=file.read_text(encoding="utf-8"))
+    tokenizer.add_special_tokens(
+        {
+            "additional_special_tokens": [
+                "<|eot_id|>",
+                "<|start_header_id|>",
+                "<end_of_turn>",
+                "<|end|>",
+                "<|call|>",
+            ]
+        }
+    )
+    form = Form.choose(tokenizer)
+    template = template_of(tokenizer, form)
+    for name, talk in TALKS.items():
+        try:
+            whole = tokenizer.apply_chat_template(
+                list(talk), chat_template=template, return_dict=True,
+                return_assistant_tokens_mask=re.search(r"{%-?\s*generation", template) is not None,
+            )  # fmt: skip
+        except Exception:
+            continue  # it takes no such conversation
+        if re.match("idefics|llava|smolvlm", file.stem):  # of pictures: contents are lists of parts
+            continue
+        (found,) = DocumentTokenizer(tokenizer, block_size=512, form=form).encode_batch(
+            [Document("d", messages=talk)]
+        )
+        ids, first = whole["input_ids"], int(whole["input_ids"][0] != tokenizer.bos_token_id)
+        assert found.tokens[first:].tolist() == ids[: len(found.tokens) - first], name
+        if "assistant_masks" in whole:
+            mask = [bool(bit) for bit in whole["assistant_masks"]]
+            assert found.scored[first:].tolist() == mask[: len(found.tokens) - first], name
+            assert not any(mask[len(found.tokens) - first :]), name
+        else:
+            said_last = tokenizer.decode(found.tokens[found.scored])
+            assert talk[-1]["content"].split("</think>")[-1].strip() in said_last, name
 
 
 def test_templates_are_told_a_fixed_date(make_tokenizer: Any) -> None:
