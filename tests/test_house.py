@@ -29,7 +29,7 @@ LINES = {
     "stride_cli/corpus": (3_530, 2_900),
     "stride_cli/recovery": (2_730, 2_600),
     "stride_cli/models": (5_840, 5_000),
-    "stride_cli/data": (1_575, 1_200),
+    "stride_cli/data": (1_590, 1_200),
     "stride_cli/operators": (6_050, 5_200),
     "stride_cli/training": (3_980, 4_000),
     "stride_cli/attribution": (4_330, 3_600),

@@ -35,52 +35,26 @@ if TYPE_CHECKING:
 class Recovery:
     """The convex problem whose minimiser the influences are (`stride_cli.recovery.lasso`)."""
 
-    solution: Solution
-    shrinkage: Shrinkage | None
-
-    @told("penalty of the chunk that is known least, in the unit of measurements", name="lambda")
-    def lambda_(self) -> float:
-        return self.solution.lambda_
-
-    @told("λ / λ_max; from λ_max on, influences are what was expected of the chunks")
-    def lambda_ratio(self) -> float:
-        return self.solution.lambda_ratio
-
-    @told("chunks whose influence is not what was expected of them: non-zeros of the Lasso")
-    def nonzeros(self) -> int:
-        return self.solution.moved
-
-    @told("chunks with an influence of their own; all others have the average chunk's", optional=True)
-    def influences(self) -> int:
-        return len(self.solution.indices)
-
-    @told("upper bound on how far the objective is from its minimum")
-    def duality_gap(self) -> float:
-        return self.solution.duality_gap
-
-    @told("the gap / ½‖y − M μ − mean‖²")
-    def relative_gap(self) -> float:
-        return self.solution.relative_gap
-
-    @told("share of the responses' variance that the influences explain")
-    def r_squared(self) -> float:
-        return self.solution.r_squared
-
-    @told("passes over the design matrix")
-    def passes(self) -> int:
-        return self.solution.n_passes
-
-    @told(
+    lambda_: float = key(
+        "penalty of the chunk that is known least, in the unit of measurements", name="lambda"
+    )
+    lambda_ratio: float = key("λ / λ_max; from λ_max on, influences are what was expected of the chunks")
+    nonzeros: int = key("chunks whose influence is not what was expected of them: non-zeros of the Lasso")
+    influences: int = key(
+        "chunks with an influence of their own; all others have the average chunk's", optional=True
+    )
+    duality_gap: float = key("upper bound on how far the objective is from its minimum")
+    relative_gap: float = key("the gap / ½‖y − M μ − mean‖²")
+    r_squared: float = key("share of the responses' variance that the influences explain")
+    passes: int = key("passes over the design matrix")
+    shrink_exponent: float = key(
         "small differences d from the average chunk were made smaller at the end: times (|d| / largest "
         "|d|)^(this − 1); 1: they were not",
         optional=True,
     )
-    def shrink_exponent(self) -> float:
-        return 1.0 if self.shrinkage is None else self.shrinkage.exponent
-
-    @told("what negative differences were multiplied by, too; 1: they were not", optional=True)
-    def shrink_opposing(self) -> float:
-        return 1.0 if self.shrinkage is None else self.shrinkage.opposing
+    shrink_opposing: float = key(
+        "what negative differences were multiplied by, too; 1: they were not", optional=True
+    )
 
 
 @dataclass(frozen=True)
@@ -273,7 +247,11 @@ class Answer:
 
     @told()
     def recovery(self) -> Recovery:
-        return Recovery(self.solution, self.shrinkage)
+        found, shrunk = self.solution, self.shrinkage
+        sparse = found.lambda_, found.lambda_ratio, found.moved, len(found.indices)
+        certificate = found.duality_gap, found.relative_gap, found.r_squared, found.n_passes
+        smaller = (1.0, 1.0) if shrunk is None else (shrunk.exponent, shrunk.opposing)
+        return Recovery(*sparse, *certificate, *smaller)
 
     measurement: MeasurementRecord = key()
     explanation: str | None = key(

@@ -47,9 +47,12 @@ class _Told(property):
     key: Key
 
 
-def key(about: str = "", *, default: Any = MISSING, optional: bool = False, lacking: bool = False) -> Any:
-    """Declare a dataclass's field that is a key of its record."""
-    return dataclasses.field(default=default, metadata={"key": Key(about, "", optional or lacking, lacking)})
+def key(
+    about: str = "", *, name: str = "", default: Any = MISSING, optional: bool = False, lacking: bool = False
+) -> Any:
+    """Declare a dataclass's field that is a key of its record; `name`: where it is called otherwise there."""
+    declared = Key(about, name, optional or lacking, lacking)
+    return dataclasses.field(default=default, metadata={"key": declared})
 
 
 def told(
