@@ -20,8 +20,8 @@ class PresenceRecord(TypedDict):
     document: Annotated[str, "the document most like it; empty where there is none"]
     documents: Annotated[int, "documents as like it, at most 8"]
     passage: Annotated[str, "what that document and the item have in common, with some text on each side"]
-    differences: Annotated[
-        list[list[str]], "[item's words, document's words]; [how they are set, empty] where the words agree"
+    differences: list[
+        list[Annotated[str, "[item's words, document's words]; [how they are set, empty] where words agree"]]
     ]
 
 
