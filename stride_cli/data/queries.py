@@ -204,16 +204,12 @@ def build_query(
 def build_queries(
     model: CausalLM, asked: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 16, form: Form = PLAIN
 ) -> list[Query | StrideError]:
-    """`build_query` of several prompts, whose continuations are written together where they may be.
+    """`build_query` of several prompts, in order; in the place of one that cannot be asked, its error.
 
     Parameters
     ----------
     asked : of "prompt" and, where there are, "messages" in its place (of a conversation, whose next turn is
         asked for), "response", "span" and "instead" (`compared`)
-
-    Returns
-    -------
-    list, in the order of `asked`; in the place of one that cannot be asked, its error
     """
     found: dict[int, Query | StrideError] = {}
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens
@@ -296,9 +292,9 @@ def _generated(model: CausalLM, form: Form, prompt: str, prompt_ids: list[int], 
 
 def _given(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any], response: str) -> Query:
     """The query of a prompt and a response, as the corpus has them where it has them."""
+    prompt, form = asked["prompt"], cutter.form
     if not response.strip():
         raise QueryError("the response is empty (expected some text)", fix="leave --response out to generate")
-    prompt, form = asked["prompt"], cutter.form
     if form.name != "chat" and form.between is None:
         response = joiner(prompt, response) + response
     try:
@@ -366,8 +362,7 @@ def _unknown(what: str) -> QueryError:
 def form_of(workspace: Workspace, chat: bool | None = None) -> Form:
     """Choose the form of prompts: as the corpus has it, unless one is given.
 
-    A corpus has prompts with responses, or conversations, where more than half of its documents are such; an
-    index of 0.2 and before does not say how many are: it has none.
+    A corpus has such prompts where more than half of its documents are pairs or conversations.
 
     Parameters
     ----------
