@@ -24,13 +24,7 @@ from index_format.errors import (
     IndexVersionError,
     StageMissing,
 )
-from index_format.layout import (
-    FORMAT_VERSION,
-    READABLE_VERSIONS,
-    STAGE_GROUPS,
-    find_spec,
-    partial_path,
-)
+from index_format.layout import FORMAT_VERSION, READABLE_VERSIONS, STAGE_GROUPS, find_spec, partial_path
 from index_format.location import Given, Location, is_elsewhere, local_directory, locate
 from index_format.manifest import (
     MANIFEST,

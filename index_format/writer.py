@@ -13,14 +13,7 @@ from index_format.build import Build
 from index_format.confined import refuse_strange_files
 from index_format.design import offsets_of, row_sizes
 from index_format.errors import RESTORE, IndexDamaged, IndexExists, IndexNotFound
-from index_format.layout import (
-    ARRAYS,
-    FORMAT_VERSION,
-    ROOT_GROUPS,
-    SHARD_BYTES,
-    STAGE_GROUPS,
-    partial_path,
-)
+from index_format.layout import ARRAYS, FORMAT_VERSION, ROOT_GROUPS, SHARD_BYTES, STAGE_GROUPS, partial_path
 from index_format.location import Given, local_directory
 from index_format.manifest import MANIFEST, check_contents, chunk_name, read_manifest
 from index_format.reader import Index
@@ -32,12 +25,7 @@ class IndexWriter(Build):
 
     @classmethod
     def create(
-        cls,
-        path: Given,
-        *,
-        build_key: str,
-        overwrite: bool = False,
-        shard_bytes: int = SHARD_BYTES,
+        cls, path: Given, *, build_key: str, overwrite: bool = False, shard_bytes: int = SHARD_BYTES
     ) -> IndexWriter:
         """Begin, or resume, the build of the index at `path`.
 
@@ -62,13 +50,7 @@ class IndexWriter(Build):
         path = local_directory(path)
         if overwrite and os.path.lexists(path) and not (path / MANIFEST).is_file():
             raise IndexExists(f"{path} is no index, and is not overwritten", fix="give another path")
-        return cls(
-            path,
-            prefix="",
-            build_key=build_key,
-            overwrite=overwrite,
-            shard_bytes=shard_bytes,
-        )
+        return cls(path, prefix="", build_key=build_key, overwrite=overwrite, shard_bytes=shard_bytes)
 
     @classmethod
     def extend(cls, path: Given, *, build_key: str) -> IndexWriter:

@@ -78,10 +78,7 @@ class RecoveryOptions(Options):
         example=10,
     )
     shrink: bool = option(
-        True,
-        "Make small influences smaller, where they are mostly noise.",
-        flag="query.shrink",
-        setting=True,
+        True, "Make small influences smaller, where they are mostly noise.", flag="query.shrink", setting=True
     )
     batch_size: int = option(8, low=1)
 

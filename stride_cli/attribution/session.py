@@ -417,10 +417,7 @@ class Session:
     # ---- 3. answers are put together ----
 
     def _answers(
-        self,
-        pipeline: Pipeline | Several,
-        asked: Sequence[_Asked | StrideError],
-        options: QueryOptions,
+        self, pipeline: Pipeline | Several, asked: Sequence[_Asked | StrideError], options: QueryOptions
     ) -> Iterator[Answer | StrideError]:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
@@ -432,12 +429,7 @@ class Session:
                 outcome = error
             yield outcome
 
-    def _answer(
-        self,
-        pipeline: Pipeline | Several,
-        options: QueryOptions,
-        asked: _Asked,
-    ) -> Answer:
+    def _answer(self, pipeline: Pipeline | Several, options: QueryOptions, asked: _Asked) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.attribution.passages import row_labels
         from stride_cli.operators.linear_response import gradients_with_loss
@@ -596,8 +588,7 @@ def until_broken(prompts: Iterable[_Outcome], broken: list[StrideError]) -> Iter
 
 
 def _of_good(
-    items: Sequence[_Item | StrideError],
-    compute: Callable[[list[_Item]], Sequence[_Outcome | StrideError]],
+    items: Sequence[_Item | StrideError], compute: Callable[[list[_Item]], Sequence[_Outcome | StrideError]]
 ) -> list[_Outcome | StrideError]:
     """Compute outcomes of all items together; errors among these keep their places."""
     found = iter(compute([each for each in items if not isinstance(each, StrideError)]))

@@ -140,8 +140,7 @@ def _version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version),
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:

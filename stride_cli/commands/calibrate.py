@@ -20,10 +20,7 @@ Examples:
 
 @with_flags
 def calibrate(
-    *,
-    options: Annotated[CalibrationOptions, Flags(CalibrationOptions)],
-    where: Asked,
-    json: Json = False,
+    *, options: Annotated[CalibrationOptions, Flags(CalibrationOptions)], where: Asked, json: Json = False
 ) -> None:
     """Ask prompts about which no corpus says anything, so that answers can be told from theirs.
 

@@ -39,11 +39,7 @@ _COMPLETERS = {
     "space": complete_spaces,
 }
 # of stride.yaml, whose settings these are
-_SECTIONS: dict[Any, str] = {
-    QueryOptions: "query",
-    CalibrationOptions: "train",
-    StreamOptions: "general",
-}
+_SECTIONS: dict[Any, str] = {QueryOptions: "query", CalibrationOptions: "train", StreamOptions: "general"}
 
 
 class Flags:

@@ -19,11 +19,7 @@ _STEPS = 5
 
 
 def orthogonalised(
-    matrices: Tensor,
-    coefficients: Sequence[float] = COEFFICIENTS,
-    *,
-    steps: int = _STEPS,
-    eps: float = _EPS,
+    matrices: Tensor, coefficients: Sequence[float] = COEFFICIENTS, *, steps: int = _STEPS, eps: float = _EPS
 ) -> Tensor:
     """Newton–Schulz of matrices (S, a, b), a ≤ b: roughly U V^T of the singular value decomposition U S V^T.
 

@@ -272,12 +272,7 @@ def _by_workers(
 
 
 def _range_count(
-    folder: Path,
-    workers: PassWorkers,
-    chunks: ChunkReader,
-    settings: PassSettings,
-    need: int,
-    share: float,
+    folder: Path, workers: PassWorkers, chunks: ChunkReader, settings: PassSettings, need: int, share: float
 ) -> int:
     """Choose how many ranges there are, or read it: as many as when the pass was begun.
 

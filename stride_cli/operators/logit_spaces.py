@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from stride_cli import side_by_side
 from stride_cli.corpus.gate_budget import LOGIT_GATES
 from stride_cli.operators.device_sums import GatheredSums
-from stride_cli.operators.operator_space import (
-    BasisOptions,
-    Observation,
-    OperatorSpace,
-    Sample,
-    layer_norm,
-)
+from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample, layer_norm
 from stride_cli.operators.second_moments import Moments, leading_directions
 from stride_cli.randomness import stream
 

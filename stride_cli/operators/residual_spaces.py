@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 import torch.nn.functional as F
 
-from stride_cli.operators.operator_space import (
-    BasisOptions,
-    Observation,
-    OperatorSpace,
-    Sample,
-    layer_norm,
-)
+from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample, layer_norm
 from stride_cli.operators.second_moments import Moments, leading_directions
 
 if TYPE_CHECKING:

@@ -71,11 +71,7 @@ def solve_lasso(
 
 
 def solve_batch(
-    columns: Any,
-    measurements: np.ndarray,
-    settings: LassoSettings = LassoSettings(),
-    *,
-    n_subsets: int,
+    columns: Any, measurements: np.ndarray, settings: LassoSettings = LassoSettings(), *, n_subsets: int
 ) -> list[Solution]:
     """`solve_lasso` for each row of measurements (Q, K); the columns are read once for up to 64 queries.
 

@@ -140,12 +140,7 @@ class Problem:
     """
 
     def __init__(
-        self,
-        design: Design,
-        y: np.ndarray,
-        settings: LassoSettings,
-        number: int,
-        prior: Prior | None = None,
+        self, design: Design, y: np.ndarray, settings: LassoSettings, number: int, prior: Prior | None = None
     ) -> None:
         self.design = design
         self.settings = settings

@@ -59,13 +59,7 @@ def told_apart(hits: Sequence[Hit], read: np.ndarray, *, estimated: bool = False
 
 
 def rank_documents(
-    solution: Solution,
-    columns: Any,
-    chunk_document: Any,
-    *,
-    top: int,
-    bottom: int = 0,
-    seen: Any = None,
+    solution: Solution, columns: Any, chunk_document: Any, *, top: int, bottom: int = 0, seen: Any = None
 ) -> tuple[list[Hit], list[Hit]]:
     """The documents that support a prediction most, and those that oppose it most.
 
@@ -181,12 +175,7 @@ def mid_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _backfill(
-    solution: Solution,
-    design: Design,
-    chunk_document: Any,
-    weighted: np.ndarray,
-    ranked: int,
-    top: int,
+    solution: Solution, design: Design, chunk_document: Any, weighted: np.ndarray, ranked: int, top: int
 ) -> list[Hit]:
     """Documents without weight whose best chunk correlates with the residual, best first."""
     residual = solution.residual

@@ -186,13 +186,7 @@ class Design:
         return float(np.partition(scores, len(scores) - keep)[len(scores) - keep])
 
     def scan(
-        self,
-        residual: np.ndarray,
-        floor: float,
-        *,
-        signed: bool,
-        capacity: int,
-        scales: Scales | None = None,
+        self, residual: np.ndarray, floor: float, *, signed: bool, capacity: int, scales: Scales | None = None
     ) -> Candidates:
         """One pass over all columns for one residual (K,): collect those whose score reaches `floor`.
 

@@ -50,8 +50,7 @@ class HitRecord(TypedDict):
         int, "other chunks that share all but one of its subsets: not told apart from it, unless it was read"
     ]
     backfilled: Annotated[
-        bool,
-        "not in the sparse solution: ranked by correlation with what it leaves unexplained",
+        bool, "not in the sparse solution: ranked by correlation with what it leaves unexplained"
     ]
     read: NotRequired[
         Annotated[

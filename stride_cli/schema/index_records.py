@@ -77,8 +77,7 @@ class IndexPlanRecord(TypedDict):
     total_bytes: Annotated[int, "their sum, without gates and projections"]
     build_memory_bytes: Annotated[int, "what the build holds at most, beside the tokenizer"]
     fit_memory_bytes: Annotated[
-        int,
-        "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes",
+        int, "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes"
     ]
     query_memory_bytes: Annotated[int, "what stays in the page cache for fast queries"]
 

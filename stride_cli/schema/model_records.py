@@ -65,8 +65,7 @@ class ModelInfoRecord(TypedDict):
     fingerprint: Annotated[str, "SHA-256 of the weights, hex"]
     tokenizer_fingerprint: Annotated[str, "SHA-256 of the tokenizer (of the classes), hex"]
     settings_fingerprint: Annotated[
-        str | None,
-        "SHA-256 of settings that change answers, hex; null for classifiers, whose own has them",
+        str | None, "SHA-256 of settings that change answers, hex; null for classifiers, whose own has them"
     ]
     checkpoints: list[Annotated[str, "directory of a model kept along the way"]]
     recipe: Annotated[dict[str, Any] | None, "how STRIDE trained it; null where it did not"]

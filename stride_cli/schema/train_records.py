@@ -34,8 +34,7 @@ class TrainRecord(TypedDict):
     coverage: Annotated[float, "share of the chunks that the fit has seen"]
     step: Annotated[float, "share of the gates at which exact measurement takes its differences"]
     step_agreement: Annotated[
-        float | None,
-        "Pearson correlation of exact and linear responses at that step; null for sgd",
+        float | None, "Pearson correlation of exact and linear responses at that step; null for sgd"
     ]
     loss: Annotated[float, "closed: mean loss of the corpus; sgd: the last iteration's objective per subset"]
     checkpoints: list[CheckpointRecord]

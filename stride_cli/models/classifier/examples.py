@@ -303,8 +303,7 @@ def _from_table(
     labels = None
     if columns.label is None and need_labels:
         raise CorpusError(
-            f"{file}: which column holds the labels? (found {found})",
-            fix="name it with --field label=COLUMN",
+            f"{file}: which column holds the labels? (found {found})", fix="name it with --field label=COLUMN"
         )
     if columns.label is not None and (need_labels or columns.label in place):
         values = column(columns.label, "--field label=")

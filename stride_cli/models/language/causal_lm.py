@@ -86,13 +86,7 @@ class CausalLM:
     all_layers = "body"
     pools = ("mean", "scored")
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        spec: ModelSpec | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, *, spec: ModelSpec | None = None) -> None:
         self.model = model
         self.spec = spec or ModelSpec()
         self._tokenizer = tokenizer

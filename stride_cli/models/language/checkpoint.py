@@ -129,11 +129,7 @@ def _load_weights(
     try:
         with quiet_transformers():
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                source.directory,
-                dtype=dtype,
-                output_loading_info=True,
-                **source.options,
-                **(placed or {}),
+                source.directory, dtype=dtype, output_loading_info=True, **source.options, **(placed or {})
             )
     except Exception as error:
         if method is not None and isinstance(error, ImportError):

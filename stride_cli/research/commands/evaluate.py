@@ -61,12 +61,7 @@ Examples:
 
 @with_flags
 def lds(
-    *,
-    where: Asked,
-    measured: Measured,
-    compared: Compared,
-    shared: SharedMethods,
-    json: Json = False,
+    *, where: Asked, measured: Measured, compared: Compared, shared: SharedMethods, json: Json = False
 ) -> None:
     """Linear datamodeling score: do summed scores predict the losses of models retrained on subsets?
 
@@ -92,12 +87,7 @@ def lds(
 
 
 @with_flags
-def distribution(
-    *,
-    where: Asked,
-    measured: Measured,
-    json: Json = False,
-) -> None:
+def distribution(*, where: Asked, measured: Measured, json: Json = False) -> None:
     """Measure how influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
     from stride_cli.commands.tables import number
     from stride_cli.research.evaluation.bench import split_methods
@@ -134,8 +124,7 @@ def compare(
     given: Annotated[
         str | None,
         typer.Option(
-            "--given",
-            help="One of the methods (tfidf …): also correlate what is left without its part.",
+            "--given", help="One of the methods (tfidf …): also correlate what is left without its part."
         ),
     ] = None,
     html: Html = None,

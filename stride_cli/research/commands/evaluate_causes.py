@@ -40,8 +40,7 @@ def causes(
     queries: Annotated[
         Path | None,
         typer.Option(
-            "--queries",
-            help='JSON Lines of {"id", "prompt", "response", "causes": [ids of documents]}.',
+            "--queries", help='JSON Lines of {"id", "prompt", "response", "causes": [ids of documents]}.'
         ),
     ] = None,
     index: IndexPath = None,

@@ -148,11 +148,7 @@ def loo(
     """
     from stride_cli.output import note
     from stride_cli.research.evaluation.bench import split_methods
-    from stride_cli.research.evaluation.leave_one_out import (
-        columns_of,
-        measure_leave_one_out,
-        sample_chunks,
-    )
+    from stride_cli.research.evaluation.leave_one_out import columns_of, measure_leave_one_out, sample_chunks
     from stride_cli.research.training.truth import subset_seeds
     from stride_cli.training.retraining import open_trainer, store_of
 

@@ -28,8 +28,7 @@ Examples:
 @with_flags
 def truth(
     queries: Annotated[
-        Path,
-        typer.Option("--queries", help='JSON Lines of {"id", "text"} or {"id", "prompt", "response"}.'),
+        Path, typer.Option("--queries", help='JSON Lines of {"id", "text"} or {"id", "prompt", "response"}.')
     ],
     *,
     where: Asked,

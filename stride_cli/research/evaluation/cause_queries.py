@@ -112,8 +112,7 @@ def _causes(
             )
         if cause in ids[:position]:
             raise CorpusError(
-                f"{query} names the cause '{shortened(cause, 60)}' twice",
-                fix="name every cause once",
+                f"{query} names the cause '{shortened(cause, 60)}' twice", fix="name every cause once"
             )
         if cause not in numbers:
             near = difflib.get_close_matches(cause, numbers, 1)

@@ -157,12 +157,7 @@ class Entry:
 
 
 def compare_methods(
-    specs: Sequence[str],
-    ground: Ground,
-    run: Callable[[str], Run],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
+    specs: Sequence[str], ground: Ground, run: Callable[[str], Run], *, draws: int = DRAWS, seed: int = 0
 ) -> Iterator[Entry]:
     """Compare the methods one after the other; a failure does not stop the rest.
 
@@ -302,12 +297,7 @@ def _scored(entry: Entry, ground: Ground) -> ScoredRecord:
 
 
 def comparison_record(
-    entry: Entry,
-    ground: Ground,
-    reference: str,
-    *,
-    names: Sequence[str] = (),
-    given: Entry | None = None,
+    entry: Entry, ground: Ground, reference: str, *, names: Sequence[str] = (), given: Entry | None = None
 ) -> ComparisonRecord:
     """Make ``stride.comparison/1`` of an entry.
 

@@ -17,13 +17,7 @@ from stride_cli.errors import StrideError
 from stride_cli.parallel import Workers, available_cores, opened_once
 from stride_cli.research.evaluation.bench import Bench
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry, KeptRanks
-from stride_cli.research.evaluation.scoring import (
-    Run,
-    document_blocks,
-    failure,
-    fitted_method,
-    run_method,
-)
+from stride_cli.research.evaluation.scoring import Run, document_blocks, failure, fitted_method, run_method
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

@@ -38,12 +38,7 @@ class Split:
 
 
 def train_encoder(
-    encoder: AirRepEncoder,
-    chunks: Sequence[str],
-    splits: Sequence[Split],
-    options: Any,
-    *,
-    seed: int,
+    encoder: AirRepEncoder, chunks: Sequence[str], splits: Sequence[Split], options: Any, *, seed: int
 ) -> list[float]:
     """Fit an encoder in place, by AdamW with the pairwise ranking loss.
 

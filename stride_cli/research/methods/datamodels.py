@@ -52,12 +52,7 @@ class Datamodels(LearnsFromTruth):
     bytes_per_chunk = 0.0
 
     def __init__(
-        self,
-        *,
-        fold: int = 0,
-        folds: int = 2,
-        alpha: float | None = None,
-        output: str = "loss",
+        self, *, fold: int = 0, folds: int = 2, alpha: float | None = None, output: str = "loss"
     ) -> None:
         if output not in OUTPUTS:
             raise UsageError(f"{self.name}: output should be {' or '.join(OUTPUTS)}, found '{output}'")

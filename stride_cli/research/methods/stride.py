@@ -310,11 +310,7 @@ class DirectReadout:
         asked = query_gradients(steered, batches)
         with progress("reading chunks", self._task.n_chunks, unit="chunks") as bar:
             scores = gradient_products(
-                steered,
-                asked,
-                self._task.chunks,
-                batch_tokens=settings.batch_tokens,
-                advance=bar.advance,
+                steered, asked, self._task.chunks, batch_tokens=settings.batch_tokens, advance=bar.advance
             )
         return scores.sum(axis=0)
 

@@ -29,11 +29,7 @@ _PROBED = 24  # subsets that steps are tried on
 
 
 def measure_exact(
-    steered: SteeredModel,
-    batch: Batch,
-    *,
-    subsets: np.ndarray | None = None,
-    batch_size: int = 8,
+    steered: SteeredModel, batch: Batch, *, subsets: np.ndarray | None = None, batch_size: int = 8
 ) -> np.ndarray:
     """Measure the loss change that steering towards each subset causes on each query.
 

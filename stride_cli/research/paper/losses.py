@@ -23,11 +23,7 @@ def fidelity_loss(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def stability_loss(
-    variant: str,
-    base: torch.Tensor | None,
-    steered: torch.Tensor,
-    shift: torch.Tensor,
-    weights: torch.Tensor,
+    variant: str, base: torch.Tensor | None, steered: torch.Tensor, shift: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """Penalise moves of predictions that steering should leave alone, per row (paper, app:ablations).
 

@@ -146,10 +146,7 @@ def fit_sgd(
     curves = {name: np.zeros(settings.steps) for name in CURVES}
     each = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch) + 1
     base = BaseStates(
-        steered,
-        chunks,
-        top=0 if settings.variant == "norm" else settings.top,
-        visits=settings.steps * each,
+        steered, chunks, top=0 if settings.variant == "norm" else settings.top, visits=settings.steps * each
     )
 
     # 3. What an interrupted run has left

@@ -139,12 +139,7 @@ def _remembered(kept: Path, key: dict[str, Any], make: Any) -> Score:
 
 
 def measure(
-    model: CausalLM,
-    path: Path,
-    references: Sequence[Document],
-    *,
-    max_new_tokens: int,
-    block_size: int,
+    model: CausalLM, path: Path, references: Sequence[Document], *, max_new_tokens: int, block_size: int
 ) -> Score:
     """Measure loss and unigram F1 of a model on the queries of a file; `references` are its documents."""
     import torch

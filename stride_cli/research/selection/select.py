@@ -155,11 +155,7 @@ def _bm25_rows(index: Index, owner: np.ndarray, queries: QuerySet) -> Iterator[n
 
 
 def write_selection(
-    out: Path,
-    task: Workspace,
-    selection: Selection,
-    queries: QuerySet,
-    options: SelectOptions,
+    out: Path, task: Workspace, selection: Selection, queries: QuerySet, options: SelectOptions
 ) -> None:
     """Write `chosen.jsonl`, `random.jsonl` and `bm25.jsonl` under `out`, all of them or none.
 

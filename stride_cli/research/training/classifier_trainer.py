@@ -100,10 +100,7 @@ class ClassifierTrainer:
 
 
 def open_classifier_trainer(
-    workspace: Workspace,
-    queries: QuerySet,
-    *,
-    recipe: ClassifierRecipe | str | Path | Any | None = None,
+    workspace: Workspace, queries: QuerySet, *, recipe: ClassifierRecipe | str | Path | Any | None = None
 ) -> ClassifierTrainer:
     """Make the trainer of a classifier's workspace.
 

@@ -369,8 +369,7 @@ def _choose(every: Sequence[Layer], choice: str) -> list[Layer]:
     if choice.endswith(_EMBEDDINGS):
         if not added:
             raise UsageError(
-                f"layers={choice}: the model has no embedding of tokens",
-                fix=f"leave {_EMBEDDINGS} out",
+                f"layers={choice}: the model has no embedding of tokens", fix=f"leave {_EMBEDDINGS} out"
             )
         return [*added, *_choose(layers, choice.removesuffix(_EMBEDDINGS))]
     body = [layer for layer in layers if not layer.is_head]

@@ -44,12 +44,7 @@ class _Collector:
 
 
 def corpus_features(
-    passes: Passes,
-    workspace: Workspace,
-    projector: Projector,
-    title: str,
-    *,
-    output: str = "loss",
+    passes: Passes, workspace: Workspace, projector: Projector, title: str, *, output: str = "loss"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Project the gradients of all chunks.
 

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from stride_cli.options import option, takes
 from stride_cli.research.methods.gradients.capture import Capture, Factors, Layer
-from stride_cli.research.methods.gradients.passes import (
-    Passes,
-    ProductOptions,
-    find_checkpoints,
-    query_room,
-)
+from stride_cli.research.methods.gradients.passes import Passes, ProductOptions, find_checkpoints, query_room
 from stride_cli.research.methods.protocol import in_blocks
 
 if TYPE_CHECKING:
@@ -121,12 +116,7 @@ class QueryBank:
     """
 
     def __init__(
-        self,
-        passes: Passes,
-        queries: QuerySet,
-        start: int,
-        stop: int,
-        explicit: Sequence[bool] | None = None,
+        self, passes: Passes, queries: QuerySet, start: int, stop: int, explicit: Sequence[bool] | None = None
     ) -> None:
         n_layers = len(passes.capture.layers)
         self.n_queries = stop - start

@@ -134,14 +134,7 @@ class Unrolled:
                 kept[middles[step]] = flat(self._parameters)
 
         with progress("unrolled: training", total, unit="steps") as ticker:
-            train(
-                model,
-                self._chunks,
-                self._recipe,
-                optimizers=[optimizer],
-                after_step=passed,
-                ticker=ticker,
-            )
+            train(model, self._chunks, self._recipe, optimizers=[optimizer], after_step=passed, ticker=ticker)
         self._last = flat(self._parameters)
         self._root = torch.where(spread > 0, (spread.sqrt() + group["eps"]).rsqrt(), 0.0)  # √A
         rates = spread_rates(np.array([step[2] for step in steps]), group["betas"][0]) * self._recipe.adam_lr
