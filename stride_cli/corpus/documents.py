@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -161,11 +162,14 @@ class Document:
     @property
     def plain_text(self) -> str:
         """Join prompt and response, or the messages, by line breaks, as people read them."""
-        if self.text is not None:
-            return self.text
-        if self.messages is not None:
-            return "\n".join(map(content_text, self.messages))
-        return f"{self.prompt}\n{self.response}"
+        return self.text if self.text is not None else "\n".join(map(content_text, self.turns))
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages of a conversation, or of a prompt with its response; none of a text."""
+        pair = (("user", self.prompt), ("assistant", self.response))
+        told = [{"role": role, "content": content} for role, content in pair if content is not None]
+        return told if self.messages is None else list(self.messages)
 
     def digest(self, previous: bytes = b"") -> bytes:
         """Return SHA-256 over `previous` and this document's id and content (not where it was read).
@@ -381,17 +385,14 @@ def _is_span(found: Any, length: int) -> bool:
 
 def _template_options(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Read what a chat template gets beside the messages; as TRL, tools are a list, or its JSON."""
-    tools, options = record.get("tools"), record.get("chat_template_kwargs")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError:
-            raise bad(where, "'tools' to be a list of objects", "broken JSON") from None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(x, Mapping) for x in tools)):
+    tools, options = record.get("tools") or [], record.get("chat_template_kwargs") or {}
+    with suppress(ValueError):
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
         raise bad(where, "'tools' to be a list of objects", type_name(tools))
-    if options is not None and not isinstance(options, Mapping):
+    if not isinstance(options, Mapping):
         raise bad(where, "'chat_template_kwargs' to be an object", type_name(options))
-    return {**({"tools": tools} if tools else {}), **(options or {})} or None
+    return {**({"tools": tools} if tools else {}), **options} or None
 
 
 def check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, Any], ...]:

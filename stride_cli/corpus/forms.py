@@ -114,16 +114,6 @@ def joiner(left: str, right: str) -> str:
     return "" if re.search(UNSPACED, before[0][0] + right[0]) else " "
 
 
-def messages_of(document: Document) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, or of a prompt with its response."""
-    if document.messages is not None:
-        return list(document.messages)
-    asked = {"role": "user", "content": document.prompt or ""}
-    if document.response is None:
-        return [asked]
-    return [asked, {"role": "assistant", "content": document.response}]
-
-
 def is_scored(message: Mapping[str, Any]) -> bool:
     """Tell whether a message is trained on: as its `train`, `loss` or `weight` says, else by its role."""
     said = next((message[name] for name in _MASKS if message.get(name) is not None), None)
@@ -149,7 +139,7 @@ def render(
     """
     if document.text is not None:
         return document.text, None
-    messages = messages_of(document)
+    messages = document.turns
     if form.name == "chat":
         return _templated(messages, document, form, tokenizer, ends)
     text, spans = "", []
@@ -166,7 +156,7 @@ def render(
 def render_prompt(document: Document, form: Form, tokenizer: Any) -> str:
     """Return the text after which the model is to answer."""
     if form.name == "chat":
-        return _apply(document, form, tokenizer, messages_of(document), add_generation_prompt=True)
+        return _apply(document, form, tokenizer, document.turns, add_generation_prompt=True)
     return render(document, replace(form, name="text"), tokenizer)[0] + (form.between or "")
 
 

@@ -18,7 +18,7 @@ import torch
 from index_format.durable import replacing
 from stride_cli.corpus.chunking import DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained, content_text
-from stride_cli.corpus.forms import PLAIN, Form, messages_of, shared_prefix, template_of
+from stride_cli.corpus.forms import PLAIN, Form, shared_prefix, template_of
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
@@ -97,7 +97,7 @@ def _is_other(document: Document, tokenizer: Any) -> bool:
     """Tell whether neither the beginning nor the end of a text is in the tokens that the trainer had."""
     if document.tokens is None:
         return False
-    parts = [document.text] if document.text is not None else map(content_text, messages_of(document))
+    parts = [document.text] if document.text is not None else map(content_text, document.turns)
     first, *_, last = 2 * [part.strip() for part in parts]
     written = str(tokenizer.decode(document.tokens[0]))
     return first[:_ENDS] not in written and last[-_ENDS:] not in written
