@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import NumericalError, UsageError
-from stride_cli.recovery.pool import ROUGH, Penalty, Pool, Terms
+from stride_cli.recovery.pool import ROUGH, Penalty, Pool, Terms, nonzero
 from stride_cli.recovery.screening import Candidates, Design, Scales
 
 if TYPE_CHECKING:
@@ -311,7 +311,8 @@ class Problem:
         if not self.pool.minimise(penalty, goal, self.settings.max_epochs) or self.n_passes >= _PASSES:
             raise NumericalError(
                 f"query {self.number}: the Lasso did not reach a relative gap of {self.settings.tolerance:g} "
-                f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = {self._ratio():.3g})",
+                f"in {self.pool.n_steps} epochs and {self.n_passes} passes (λ / λ_max = "
+                f"{self.settings.lambda_ratio:.3g})",
                 fix="use a larger λ, or a larger tolerance",
             )
         # 2. At λ itself: no more non-zeros than needed, then a proof without another pass, if one does
@@ -368,12 +369,6 @@ class Problem:
         self.gap = max(0.0, certificate.objective - self._bound)
         return self.gap <= self.settings.tolerance * self.half
 
-    def _ratio(self) -> float:
-        assert self.penalty is not None
-        if self.lambda_max:
-            return self.penalty.lambda_ / self.lambda_max
-        return self.settings.lambda_ratio
-
     def rest(self) -> None:
         """Hold no more than the next pass needs."""
         self.pool.shrink()
@@ -403,7 +398,7 @@ class Problem:
             whole[indices] += values
             if self.settings.nonneg:
                 whole = np.maximum(whole, 0.0)  # bounds are float32
-            indices, total = np.flatnonzero(whole), float(whole.sum())
+            indices, total = nonzero(whole), float(whole.sum())
             values = whole[indices]
         offset = float(self.y.mean() - self.design.degree * total / len(self.y))
         # 3. How much of y the weights explain
@@ -417,7 +412,7 @@ class Problem:
             intercept=offset if self.settings.intercept else 0.0,
             lambda_=self.penalty.lambda_ * self.scale,
             lambda_max=self.lambda_max * self.scale,
-            lambda_ratio=self._ratio(),
+            lambda_ratio=self.settings.lambda_ratio,
             duality_gap=self.gap * self.scale**2,
             relative_gap=self.gap / self.half if self.half else 0.0,
             n_passes=self.n_passes - before[0],

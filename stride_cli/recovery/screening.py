@@ -168,11 +168,11 @@ class Design:
         """M w, (K,) float64, for the weights (n,) of all chunks."""
         found = np.zeros(self._padded)
         for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
-            part = np.negative(weights[start : start + len(shard)], dtype=np.float64)
+            part = np.asarray(weights[start : start + len(shard)], np.float64)
             kernels.subtract_columns_kernel(shard, part, found)
         if found[self.n_subsets :].any():
             raise _damaged()
-        return found[: self.n_subsets]
+        return -found[: self.n_subsets]
 
     def floor_for(self, scores: np.ndarray, wanted: int) -> float:
         """A score that about `wanted` of the n columns reach, by those of a sample; never above the largest.

@@ -92,7 +92,7 @@ def test_everything_is_there_and_fits(width: int) -> None:
     assert "nats" not in told and "1 scored token, probability 0.61" in told
     assert "R²" not in told  # it is the Lasso's, whose weights are not what is shown
     in_full = together(width, verbose=True)
-    assert "of the recovery: λ = 0.03 λ_max, 3 of 50 chunks non-zero" in in_full
+    assert "λ = 0.03 λ_max, 3 of 50 chunks moved by" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
     assert "40% score +100 history/one" in told and "1 indistinguishable chunk" in told
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
