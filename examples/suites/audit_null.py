@@ -27,12 +27,12 @@ from scipy.stats import kstest
 
 from stride_cli import api
 from stride_cli.audit.calibration import benjamini_hochberg
+from stride_cli.audit.judge import _as_trained
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.presence import find_copies
+from stride_cli.audit.presence import ITEM, find_copies
 from stride_cli.audit.ranking import among_controls, among_versions
 from stride_cli.audit.samples import copy_sample, parts_of, read_documents_of, tokenize_samples
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.data.queries import form_of
 from stride_cli.data.workspace import Workspace
 from stride_cli.randomness import stream
 
@@ -77,7 +77,7 @@ def measure(here: Path, chosen: argparse.Namespace) -> None:
         tokenizer,
         read_documents_of(str(here / "benchmark.jsonl"), ReadOptions()),
         block_size=size,
-        form=form_of(workspace),
+        form=_as_trained(session),
     )
     options = replace(AuditOptions(), controls_per_item=chosen.versions)
     copies = find_copies(workspace.index, tokenizer, [parts_of(item.document) for item in items], options)
@@ -88,10 +88,10 @@ def measure(here: Path, chosen: argparse.Namespace) -> None:
         for item, copy, there in zip(items, copies, exact, strict=True)
         if there
     ]
-    every = np.ones(len(present), bool)
+    every, parts = np.ones(len(present), bool), np.full(len(present), ITEM)
     few = replace(options, controls_per_item=max(2, chosen.versions // 3))
     tests = {
-        "absent": lambda: among_controls(session, "absent", present, every, absent, options),
+        "absent": lambda: among_controls(session, "absent", present, parts, {ITEM: absent}, options),
         "made": lambda: among_versions(session, present, every, ~every, few),
     }
     for kind, test in tests.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,16 @@ from stride_cli.audit.calibration import fewest_together, grouped_q_values
 from stride_cli.audit.controls import FEWEST, check_controls, choose_kind
 from stride_cli.audit.effect import Effect, Shared, measure_effects
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.presence import REWORDED, Copy, differences, document_text, find_copies
+from stride_cli.audit.presence import (
+    ITEM,
+    PROMPT,
+    RESPONSE,
+    REWORDED,
+    Copy,
+    differences,
+    document_text,
+    find_copies,
+)
 from stride_cli.audit.ranking import Test, among_controls, among_versions
 from stride_cli.audit.samples import (
     Rejected,
@@ -23,6 +32,7 @@ from stride_cli.audit.samples import (
     read_documents_of,
     tokenize_samples,
 )
+from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import form_of
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import refuse_classifier
@@ -130,7 +140,8 @@ def audit(
     _check(session, documents)
     index, tokenizer = session.index, session.model.tokenizer
     block_size = int(index.attributes["block_size"])
-    tokenized = partial(tokenize_samples, tokenizer, block_size=block_size, form=form_of(session.workspace))
+    form = _as_trained(session)
+    tokenized = partial(tokenize_samples, tokenizer, block_size=block_size, form=form)
     items = tokenized(documents, rejected=rejected)
     documents = [item.document for item in items]
     _check(session, documents)
@@ -156,7 +167,14 @@ def audit(
         test = among_versions(session, measured, exact, absent, options)
     else:
         against = others if kind == "file" else [items[row] for row in np.flatnonzero(absent).tolist()]
-        test = among_controls(session, kind, measured, exact, against, options)
+        parts, of_parts = np.where(exact, ITEM, "").astype(object), {ITEM: against}
+        for part, place in ((PROMPT, 0), (RESPONSE, -1)):
+            alone = _alone(against, place) if (found == part).any() else []
+            # where answers alone are scored, a response is scored behind its prompt
+            if len(alone) >= FEWEST and (part == PROMPT or form.name == "text"):
+                of_parts[part] = tokenized(alone, rejected=lambda *bad: None)
+                parts[found == part] = part
+        test = among_controls(session, kind, measured, parts, of_parts, options)
     # items without a copy are tested against a file's controls: where those are controls, none can stand out
     tested = np.isfinite(test.p) & ((found != "") | (kind == "file"))
     groups = np.where(exact, 2, found == REWORDED)
@@ -231,6 +249,25 @@ def _check(session: Session, documents: Sequence[Document]) -> None:
     refuse_classifier(session.index, "an audit compares texts")
     if not documents:
         raise UsageError("the benchmark is empty", fix='one object a line: {"id", "prompt", "response"}')
+
+
+def _as_trained(session: Session) -> Form:
+    """Return the form in which training saw the corpus: texts, and pairs joined as such, are scored whole."""
+    form, attributes = form_of(session.workspace), session.index.attributes
+    counts, recorded = attributes.get("counts") or {}, Form.recorded(attributes)
+    texts = 2 * counts.get("conversations", 0) <= counts.get("documents", 1)
+    whole = texts or (recorded is not None and recorded.name == "text")
+    return replace(form, name="text") if whole else form
+
+
+def _alone(samples: Sequence[Sample], place: int) -> list[Document]:
+    """Take the prompt (0) or response (−1) of each sample's document as a text, where it has both."""
+    parts = [(each.document, parts_of(each.document)) for each in samples]
+    return [
+        replace(each, text=own[place], prompt=None, response=None, messages=None)
+        for each, own in parts
+        if len(own) > 1
+    ]
 
 
 def _chunks_of(index: Index, documents: Sequence[int]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 from stride_cli.audit.calibration import own_differences, p_values, power
 from stride_cli.audit.controls import FEWEST, REFERENCES, Versions
 from stride_cli.audit.effect import measure_losses, model_before
+from stride_cli.audit.presence import ITEM
 
 if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
@@ -51,8 +52,8 @@ def among_controls(
     session: Session,
     kind: str,
     items: Sequence[Sample],
-    exact: np.ndarray,
-    controls: Sequence[Sample],
+    parts: np.ndarray,
+    controls: Mapping[str, Sequence[Sample]],
     options: AuditOptions,
 ) -> Test:
     """Rank items among texts without a copy.
@@ -60,22 +61,27 @@ def among_controls(
     Parameters
     ----------
     items : as `judge` measures them
-    exact : (N,) bool       those that are copies of what the corpus holds
+    parts : (N,) str      of copies, the part that the corpus holds; "" for items that are no copies
+    controls : texts for each part: a prompt is as steep as prompts are, not as whole items
     """
-    n, logs = len(items), _Logs(session)
-    own = logs.of([*items, *controls], "losses")
+    n, logs, whole = len(items), _Logs(session), controls[ITEM]
+    own = logs.of([*items, *whole], "losses")
     losses, before = logs.raw
-    copies = [item for item, copy in zip(items, exact, strict=True) if copy]
     p = p_values(-own[:n], -own[n:])
     strength = np.full(n, power(-own[n:], options.level, _SHIFT))
-    if copies:
-        known = np.concatenate([own[:n][exact], own[n:]])
-        steep = logs.steepness([*copies, *controls], known, options.controls_per_item, 1).values
-        p[exact] = p_values(steep[: len(copies)], steep[len(copies) :])
-        strength[exact] = power(steep[len(copies) :], options.level, _SHIFT)
-    others = np.full(n, losses[n:].mean() if len(controls) else np.nan)
+    for part, texts in controls.items():
+        rows = np.flatnonzero(parts == part)
+        if not len(rows):
+            continue
+        theirs = own[n:] if part == ITEM else logs.of(texts, "losses")
+        samples = [*(items[int(row)] for row in rows), *texts]
+        known = np.concatenate([own[rows], theirs])
+        steep = logs.steepness(samples, known, options.controls_per_item, 1).values
+        p[rows] = p_values(steep[: len(rows)], steep[len(rows) :])
+        strength[rows] = power(steep[len(rows) :], options.level, _SHIFT)
+    others = np.full(n, losses[n:].mean() if len(whole) else np.nan)
     before = None if before is None else before[:n]
-    return Test(kind, len(controls), len(controls), p, strength, losses[:n], before, others)
+    return Test(kind, len(whole), len(whole), p, strength, losses[:n], before, others)
 
 
 def among_versions(
