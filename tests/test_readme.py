@@ -181,6 +181,9 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     # and each of a tenth of the steps
     items = [{"id": q["id"], "text": q["text"][:80]} for q in history[:4] + history[-4:]]
     (shell.directory / "benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    fresh = [json.loads(line) for line in lines if '"id": "science/' in line][:24]  # not in this corpus
+    rows = [json.dumps({"id": q["id"], "text": q["text"][:80]}) + "\n" for q in fresh]
+    (shell.directory / "fresh.jsonl").write_text("".join(rows), encoding="utf-8")
     for block in (LEAKED, AUDITED):
         shell(block)
         assert "history/french-revolution" in (shell.directory / "audit.html").read_text(encoding="utf-8")

@@ -29,28 +29,6 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
     return (1 + above + 0.5 * equal) / (1 + len(ordered))
 
 
-def own_differences(
-    items: np.ndarray, versions: np.ndarray, owner: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compare the steepness of each item with its versions', and of each version with its siblings'.
-
-    D(x) − mean D(x′), and D(x′) − mean of the other D(x′) of the same item: what the texts of one item have
-    in common is gone, so that its versions are not one control counted several times.
-
-    Parameters
-    ----------
-    items : (N,)      versions : (V,)      owner : (V,) items
-
-    Returns
-    -------
-    (N,) float64, NaN for an item without versions; (V,) float64, NaN for an only version
-    """
-    counts = np.bincount(owner, minlength=len(items)).astype(float)
-    sums = np.bincount(owner, weights=versions, minlength=len(items))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return items - sums / counts, versions - (sums[owner] - versions) / (counts[owner] - 1)
-
-
 def power(controls: np.ndarray, level: float, shift: float) -> float:
     """Compute the share of controls that have p ≤ level among the others once they are raised by `shift`.
 

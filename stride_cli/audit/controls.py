@@ -10,12 +10,10 @@ A text that was memorised word for word is steep: its versions lose far more tha
 like other documents it is matters little, since its versions are so as well.
 
 Controls are texts of the same kind that the model was not trained on, steepness and all: items without a copy
-in the corpus, or those of a file. Where there are too few of either, an item is compared with its own
-versions: D(x) − mean D(x′), ranked among the D(x′) − mean of the other D(x′) of the same item. What the
-versions of one item have in common is gone from these differences, so that they count one by one. They stand
-for untrained texts only roughly:
+in the corpus, or those of a file. Where there are too few of either, versions stand for them, with three
+times their steepness: a first step away from what a person wrote costs more than a second one, learnt or not,
+and how much more is not known without such texts. So they show what was learnt by heart, and little else:
 
-- a model that can *compute or know* the right number loses by the first wrong one, and not again by the next;
 - a text of a few words has few places to disturb: the second step partly repeats the first;
 - versions of a learnt item are learnt by half. They hide learning, and never make any up.
 """

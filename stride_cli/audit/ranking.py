@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.audit.calibration import own_differences, p_values, power
+from stride_cli.audit.calibration import p_values, power
 from stride_cli.audit.controls import FEWEST, REFERENCES, Versions
 from stride_cli.audit.effect import measure_losses, model_before
 from stride_cli.audit.presence import ITEM
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from stride_cli.audit.samples import Sample
 
 _SHIFT = float(np.log(2))  # the power is that of finding an item whose loss was halved
+# a first step from what a person wrote costs more than a second: 1.8 times as much on GSM8K, untrained
+_NATURAL = 3.0
 _SOURCES = 100  # items without a copy of which versions are made, at most
 
 
@@ -34,7 +36,6 @@ class Test:
     power : (N,) float64    share of items whose loss was halved that would have p ≤ level
     losses, before, others : (N,) float64    mean nats a token of the item as it was measured, by the model
         and (or None) the one before its fine-tuning; of what it is compared with
-    half_learnt : bool      whether the controls are versions of items that are in the corpus
     """
 
     kind: str
@@ -45,7 +46,6 @@ class Test:
     losses: np.ndarray
     before: np.ndarray | None
     others: np.ndarray
-    half_learnt: bool = False
 
 
 def among_controls(
@@ -96,15 +96,16 @@ def among_versions(
     rows = np.concatenate([np.flatnonzero(exact), sources])
     steep = logs.steepness([items[int(row)] for row in rows], own[rows], options.controls_per_item, 1)
     further = logs.steepness(steep.versions, steep.logs, REFERENCES, 2)
-    compared, versions = own_differences(steep.values, further.values, steep.owner)
     enough = len(sources) >= FEWEST
-    usable = np.isfinite(versions) & ((steep.owner >= copies) | (not enough))
+    usable = (steep.owner >= copies) | (not enough)
+    versions = _NATURAL * further.values
     p, others = np.full(n, np.nan), np.full(n, np.nan)
-    p[exact] = np.where(np.isfinite(compared), p_values(compared, versions[usable]), np.nan)[:copies]
+    known = np.bincount(steep.owner, minlength=len(rows)) > 0
+    p[exact] = np.where(known, p_values(steep.values, versions[usable]), np.nan)[:copies]
     others[rows] = steep.mean_losses()
     strength = np.full(n, power(versions[usable], options.level, _SHIFT))
     count, texts = int(usable.sum()), len(np.unique(steep.owner[usable]))
-    return Test("made", texts, count, p, strength, losses, before, others, not enough)
+    return Test("made", texts, count, p, strength, losses, before, others)
 
 
 @dataclass(frozen=True)

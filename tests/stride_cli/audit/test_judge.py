@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stride_cli.audit.formats import summary
 from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, AuditOptions, _verdict, audit
 from stride_cli.audit.presence import Copy
 from stride_cli.audit.ranking import Test as Ranks
@@ -102,6 +103,18 @@ def test_leaked_items_are_found_and_the_others_not(session, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_benchmark_of_25_items_that_leaked_whole(tmp_path: Path) -> None:
+    """Undecided by itself, with what to add; with it, all are found."""
+    copies = {f"leak/{n}/{copy}": problem(n) for n in range(25) for copy in range(6)}
+    session = opened(tmp_path, OWN | copies)
+    alone = audit(session, documents(range(25)))
+    assert {finding.verdict for finding in alone} <= {LEAKED, UNDECIDED}
+    assert any("--controls FILE" in line for line in summary(alone)) == (alone[0].verdict == UNDECIDED)
+    found = audit(session, documents(range(25)), documents(range(3000, 3040), "controls"))
+    assert sum(finding.verdict == LEAKED for finding in found) >= 24
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("items", [range(6), range(1040, 1045)])
 def test_a_few_items_that_are_all_in_the_corpus_are_undecided(session, items: range) -> None:
     found = audit(session, documents(items))
@@ -157,8 +170,8 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
         ("prompt", {"p": 0.01}, 0.5, UNDECIDED, "more controls would tell"),
         ("item", {"sources": 19}, 0.01, UNDECIDED, "from 19 texts"),
         ("item", {"power": 0.4}, 0.5, UNDECIDED, "40%"),
-        ("item", {"half_learnt": True}, 0.5, UNDECIDED, "half learnt"),
-        ("item", {"half_learnt": True}, 0.01, LEAKED, ""),
+        ("item", {"kind": "made"}, 0.5, UNDECIDED, "by heart alone"),
+        ("item", {"kind": "made"}, 0.01, LEAKED, ""),
         ("item", {"p": np.nan}, 1.0, UNDECIDED, "nothing in it can be changed"),
         ("other words", {"kind": "made"}, 1.0, UNDECIDED, "no controls for that"),
         ("", {}, 1.0, NOTHING, ""),
