@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -30,12 +30,13 @@ from stride_cli.commands.prompts import (
     rows_or_prompts,
 )
 from stride_cli.errors import StrideError, UsageError
+from stride_cli.models.kinds import refuse_classifier
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.session import Session
     from stride_cli.attribution.sharing import SharedSession
     from stride_cli.data.workspace import WorkspacePath
+    from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.schema.index_records import QueryTokensRecord
 
 EXAMPLE = """\b
@@ -103,6 +104,9 @@ def query(
         )
     bad = BadInput(bad_input.on_bad, as_json=out.as_json)
     given = asdict(question)
+    if out.format == "tokens":
+        _show_tokens(where, prompts, options, given, json)
+        return
     if sharing.shared:
         assert file is not None
         found = answered(_shared(where, sharing), prompts, options, bad, given, total=count_prompts(file))
@@ -111,9 +115,6 @@ def query(
 
         session = api.open(where)
         prompts = rows_or_prompts(session, prompts, texts, file, given)
-        if out.format == "tokens":
-            _show_tokens(session, prompts, options, given, json)
-            return
         if pool:
             found = answered_as_one(session, prompts, options, bad, given)
         else:
@@ -123,27 +124,36 @@ def query(
 
 
 def _show_tokens(
-    session: Session, prompts: Iterable[Prompt], options: QueryOptions, given: Mapping[str, Any], json: bool
+    where: WorkspacePath,
+    prompts: Iterable[Prompt],
+    options: QueryOptions,
+    given: Mapping[str, Any],
+    json: bool,
 ) -> None:
-    """Show the tokens of every query, and which of them are scored."""
+    """Show the tokens of every query, and which of them are scored; no operators are needed."""
     from stride_cli.commands.tables import print_tokens
     from stride_cli.corpus.summary import shown_tokens
+    from stride_cli.data.queries import build_queries, form_of
 
+    workspace = where.open()
+    refuse_classifier(workspace.index, "--format tokens is about prompts")
+    form, model = form_of(workspace, options.chat), cast("CausalLM", workspace.model)
     for prompt in prompts:
         if isinstance(prompt.asked, StrideError):
             raise prompt.asked
-        (query,) = session.build([{**given, **prompt.asked}], options)
+        asked = [{**given, **prompt.asked}]
+        (query,) = build_queries(model, asked, max_new_tokens=options.max_new_tokens, form=form)
         if isinstance(query, StrideError):
             raise query
-        shown = shown_tokens(query.ids, query.weights > 0, session.model.tokenizer)
+        shown = shown_tokens(query.ids, query.weights > 0, model.tokenizer)
         if not output.wants_json(json):
-            print_tokens(shown, query.form.record())
+            print_tokens(shown, form.record())
             continue
         record: QueryTokensRecord = {
             "schema": "stride.query_tokens/1",
             "prompt": query.prompt,
             "response": query.response,
-            "form": query.form.record(),
+            "form": form.record(),
             **shown,
         }
         output.emit(record)
@@ -176,7 +186,6 @@ def _shared(where: WorkspacePath, sharing: SharingOptions) -> SharedSession:
     """Open what shares prompts out to workers; no model is opened here."""
     from index_format.reader import Index
     from stride_cli.attribution.sharing import SharedSession
-    from stride_cli.models.kinds import refuse_classifier
 
     refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
     return SharedSession(where, sharing)

@@ -145,7 +145,7 @@ def find_form(documents: Sequence[Document], tokenizer: Any, decoded: bool = Fal
     if not with_tokens:
         return Form.choose(tokenizer)
     begins = any(each.tokens[0][:1] == [bos] for each in with_tokens if each.tokens)
-    forms = [replace(PLAIN, bos=begins, between=between) for between in ("", None, "\n")]
+    forms = [replace(PLAIN, bos=begins, between=between) for between in (None, "", "\n")]
     if template_of(tokenizer):
         now = datetime.now().isoformat(timespec="minutes")
         forms.append(
