@@ -185,7 +185,6 @@ def test_verdicts(found: str, test: dict, q: float, verdict: str, reason: str) -
         "kind": "absent",
         "sources": 40,
         "count": 40,
-        "half_learnt": False,
         "p": 0.3,
         "power": 0.9,
     } | test
