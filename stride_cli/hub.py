@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from stride_cli.errors import CorpusError, StrideError, UsageError, first_line, require_extra
 
-PREFIX = "hf://"
+HUB = "hf://"  # what addresses of the hub begin with
 _ADDRESS = re.compile(
     r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(convert/[^/?]+|pr/\d+)|[^/?]+))?(/(?P<path>[^?]*))?(\?(?P<query>.*))?"
@@ -50,7 +50,7 @@ class HubAddress:
         asked = "&".join(f"{key}={getattr(self, key)}" for key in _SPLIT_KEYS if getattr(self, key))
         revision = f"@{self.revision}" if self.revision else ""
         return (
-            f"{PREFIX}datasets/{self.repository}{revision}"
+            f"{HUB}datasets/{self.repository}{revision}"
             + (f"/{self.path}" if self.path else "")
             + (f"?{asked}" if asked else "")
         )
@@ -66,10 +66,6 @@ def split_and_config(query: str, given: str) -> dict[str, str]:
                 fix="for example '…?split=train', in quotes: a shell takes the ? for itself",
             )
     return found
-
-
-def is_hub_address(given: str) -> bool:
-    return given.startswith(PREFIX)
 
 
 def hub_api() -> Any:
@@ -107,7 +103,7 @@ def _in_words(error: Exception, address: HubAddress) -> tuple[str, str] | None:
     """Return (message, remedy); None where the error is not of the network or the hub."""
     from huggingface_hub import errors
 
-    name = f"{PREFIX}datasets/{address.repository}"
+    name = f"{HUB}datasets/{address.repository}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     log_in = "hf auth login (or set HF_TOKEN)"
     if isinstance(error, errors.GatedRepoError):

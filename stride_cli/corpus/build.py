@@ -37,7 +37,7 @@ from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_desig
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
 from stride_cli.corpus.sources import ReadLog, find_sources, pinned
 from stride_cli.errors import CorpusError, StorageError
-from stride_cli.hub import is_hub_address
+from stride_cli.hub import HUB
 from stride_cli.parallel import Workers
 from stride_cli.remembered import recall, recorded_path, remember
 from stride_cli.version import __version__
@@ -555,7 +555,7 @@ def _counts(writer: IndexWriter, progress: _Progress, *, skipped: int) -> dict[s
 
 def _recorded_sources(sources: Sequence[str], index: str | Path) -> list[str]:
     return [
-        source if source == "-" or is_hub_address(source) else recorded_path(source, index)
+        source if source == "-" or source.startswith(HUB) else recorded_path(source, index)
         for source in sources
     ]
 

@@ -24,7 +24,7 @@ from stride_cli import output
 from stride_cli.corpus.documents import bad, listed
 from stride_cli.corpus.options import Share
 from stride_cli.errors import CorpusError, first_line, require_extra
-from stride_cli.hub import HubAddress, hub_api, hub_errors, is_hub_address, split_and_config
+from stride_cli.hub import HUB, HubAddress, hub_api, hub_errors, split_and_config
 
 Kind = Literal["jsonl", "text", "parquet", "arrow"]
 
@@ -134,7 +134,7 @@ def find_sources(sources: Sequence[str]) -> list[Source]:
             if any(source.path is None for source in found):
                 raise CorpusError("'-' (stdin) is given twice; it can be read once", fix="give '-' once")
             found.append(Source("<stdin>", None, "jsonl"))
-        elif is_hub_address(given):
+        elif given.startswith(HUB):
             found += [Source(name, path, _kind(path, True)) for name, path in fetch_files(given)]
         elif (files := find_folder(given)) is not None:
             found += [_source(str(path)) for path in files]
@@ -241,7 +241,7 @@ def pinned(given: str) -> str:
     Raises:
         CorpusError, UsageError, MissingExtraError
     """
-    if not is_hub_address(given):
+    if not given.startswith(HUB):
         return given
     address = HubAddress.parse(given)
     if _COMMIT.fullmatch(address.revision):

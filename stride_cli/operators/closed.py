@@ -207,6 +207,8 @@ def _fisher(
     steered: SteeredModel, chunks: ChunkReader, settings: ClosedSettings
 ) -> Sequence[torch.Tensor | None]:
     """Compute F of every space, None where the bases hold it."""
+    if is_whitened(settings):
+        return [None for _ in steered.spaces]
     by = label_fisher if settings.curvature == "exact" else drawn_fisher
     return by(steered, chunks, batch_tokens=settings.batch_tokens, seed=settings.seed)
 

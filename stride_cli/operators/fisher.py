@@ -42,8 +42,6 @@ def drawn_fisher(
     UsageError             a space of more than MAX_GATES gates
     """
     spaces = [space for space in steered.spaces if not space.whitens]
-    if not spaces:
-        return [None for _ in steered.spaces]
     _refuse_large(spaces)
     count = min(_DRAWN_CHUNKS, chunks.n_chunks)
     rows = np.sort(stream(seed, "fisher chunks").permutation(chunks.n_chunks)[:count])

@@ -38,11 +38,11 @@ from stride_cli.models.language.objective import (
     token_losses,
     uncapped_logits,
 )
-from stride_cli.models.language.quantised import is_quantised
 from stride_cli.models.language.structure import (
     check_vocabulary,
     context_length,
     find_structure,
+    is_quantised,
     split_call,
     stopped_at,
 )

@@ -18,7 +18,6 @@ from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
 from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.quantised import (
-    is_quantised,
     make_differentiable,
     missing_package,
     quantisation,
@@ -31,6 +30,7 @@ from stride_cli.models.language.streaming import (
     stream_from_disk,
     stream_from_memory,
 )
+from stride_cli.models.language.structure import is_quantised
 from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
 from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
 from stride_cli.models.spec import GivenModel, ModelSpec
@@ -80,7 +80,7 @@ def load_weights(model: GivenModel, *, dtype: torch.dtype = torch.float32) -> An
 def _place(model: Any, where: torch.device, wanted: bool | None) -> None:
     """Move a model in memory to where it computes: whole, or where that is asked for or has no room for it,
     block by block."""
-    if wanted or (wanted is None and outgrows(model, where)):
+    if wanted or (wanted is None and where.type != "cpu" and outgrows(model, where)):
         stream_from_memory(model, where)
         return
     try:

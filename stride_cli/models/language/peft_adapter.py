@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stride_cli.errors import ModelError, first_line, require_extra
 from stride_cli.models.language.files import Source, weight_files
-from stride_cli.models.language.quantised import is_quantised
+from stride_cli.models.language.structure import is_quantised
 from stride_cli.models.linear_layers import AdapterMatrices, is_linear
 
 _PREFIX = "base_model.model."

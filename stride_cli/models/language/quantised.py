@@ -53,11 +53,6 @@ def refuse_training(directory: Path, given: str) -> None:
         )
 
 
-def is_quantised(model: Any) -> bool:
-    """True where a model of transformers keeps weights in few bits; unpacked ones are plain."""
-    return bool(getattr(model, "is_quantized", False))
-
-
 def make_differentiable(model: nn.Module) -> None:
     """Have every quantised layer give gradients with respect to what it reads, or refuse the model.
 

@@ -65,9 +65,7 @@ def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted
 
 
 def outgrows(model: nn.Module, device: torch.device) -> bool:
-    """True where a model is larger than what is free on its device; says so on stderr."""
-    if device.type == "cpu":  # where it is
-        return False
+    """True where a model in memory is larger than what is free on a device; says so on stderr."""
     need = sum(each.numel() * each.element_size() for each in model.parameters())
     return _told(need, device, "in memory")
 

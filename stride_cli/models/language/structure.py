@@ -44,6 +44,11 @@ def _largest(stacks: list[nn.ModuleList], none: str) -> nn.ModuleList:
     return max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
 
 
+def is_quantised(model: Any) -> bool:
+    """True where a model of transformers keeps weights in few bits; unpacked ones are plain."""
+    return bool(getattr(model, "is_quantized", False))
+
+
 def context_length(model: Any) -> int:
     """Longest sequence a transformers model has positions for, in tokens; 2,048 where it does not say."""
     return first_positive(model.config.get_text_config(), CONTEXT_NAMES) or 2048

@@ -16,7 +16,7 @@ from stride_cli.corpus.documents import Document
 from stride_cli.corpus.forms import Form
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import CorpusError, UsageError
-from stride_cli.hub import is_hub_address
+from stride_cli.hub import HUB
 from stride_cli.permissions import Permissions
 from stride_cli.remembered import find_recorded
 
@@ -130,7 +130,7 @@ def _from_sources(index: Index, permissions: Permissions) -> dict[str, Document]
     try:
         # those that earlier versions recorded are from the working directory
         sources = [find_recorded(source, index.path) or source for source in config.get("sources") or []]
-        if any(map(is_hub_address, sources)) and not permissions.allow_download:
+        if any(source.startswith(HUB) for source in sources) and not permissions.allow_download:
             return {}  # the index names it, and not its reader
         documents, _ = open_documents(sources, options)
         return {document.id: document for document in documents if document.messages is not None}
