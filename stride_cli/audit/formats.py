@@ -22,7 +22,6 @@ _RULES = {
     UNDECIDED: ("undecided", "warning", "No test could have told whether the item was learnt."),
 }
 
-
 _HELD = {
     "item": "whole",
     "prompt": "by its prompt alone",
