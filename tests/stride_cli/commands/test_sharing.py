@@ -56,7 +56,7 @@ def _close(found: Any, expected: Any, least: float) -> None:
         for each, value in zip(found, expected, strict=True):
             _close(each, value, least)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=2e-6, abs=least)
+        assert found == pytest.approx(expected, rel=1e-5, abs=least)
     else:
         assert found == expected
 
