@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--controls", type=int, default=200)
     parser.add_argument("--versions", type=int, default=10, help="--controls-per-item")
+    parser.add_argument("--kinds", nargs="+", default=["absent", "made"], help="of controls")
     parser.add_argument("--longest", type=int, default=500, help="characters of a problem")
     chosen = parser.parse_args()
 
@@ -94,8 +95,8 @@ def measure(here: Path, chosen: argparse.Namespace) -> None:
         "absent": lambda: among_controls(session, "absent", present, parts, {ITEM: absent}, options),
         "made": lambda: among_versions(session, present, every, ~every, few),
     }
-    for kind, test in tests.items():
-        found = test()
+    for kind in chosen.kinds:
+        found = tests[kind]()
         p = found.p[np.isfinite(found.p)]
         groups = [p[at : at + 50] for at in range(0, len(p) - 49, 50)]
         record = {

@@ -41,10 +41,6 @@ class Sample:
     weights: list[np.ndarray]
 
     @property
-    def name(self) -> str:
-        return self.document.id
-
-    @property
     def scored(self) -> float:
         """Scored tokens."""
         return float(sum(weights.sum() for weights in self.weights))
