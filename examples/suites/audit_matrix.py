@@ -228,7 +228,7 @@ def tables(chosen: argparse.Namespace) -> None:
     total: dict[tuple[str, ...], Counter[str]] = {}
     for corpus in CORPORA:
         folder = chosen.out / corpus
-        if not folder.exists():
+        if not any(folder.glob("*-audits/audit-*.jsonl")):
             continue
         kinds = read_rows(folder / "kinds.jsonl")
         indexed, benchmark = read_rows(folder / "indexed.jsonl"), read_rows(folder / "pairs.jsonl")
