@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,7 @@ class StrideCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Keep a checkpoint where one is due."""
         if self._run is not None and state.global_step in self._marks:
-            directory = self._run.checkpoint(state.global_step)
-            shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
-            _save_whole(given, directory)
+            _save_whole(given, self._run.checkpoint(state.global_step))
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Add a point to the loss curve."""
@@ -267,9 +265,6 @@ def _recipe(
 
 def _base_fingerprint(base: str) -> str | None:
     """Fingerprint the checkpoint that training began from; None: there is none, or it is elsewhere."""
-    if not base:
-        return None
-    try:
-        return model_fingerprint(base)
-    except ModelError:
-        return None
+    with suppress(ModelError):
+        return model_fingerprint(base) if base else None
+    return None

@@ -11,7 +11,7 @@ import numpy as np
 from stride_cli.models.loading import load_model
 from stride_cli.training.runs import Trained
 
-_SHOWN, _BEGINNING, _CONTINUATION = 3, 8, 24  # continuations, and tokens of each
+_BEGINNING, _CONTINUATION = 8, 24  # tokens
 # The share of a corpus's pairs of neighbouring tokens that stand in one chunk only: there, nothing but this
 # chunk can have taught the model what follows, and away from its words the model has nothing to go by. Of
 # the demo's encyclopaedia .98, .88, .68, .47, .24, .38, .35 with its first 2, 5, 10, 20, 60, 100 and 400
@@ -42,24 +42,14 @@ class Ending:
     loss: float
     entropy: float
 
-    @property
-    def recites(self) -> bool:
-        """The corpus is too small for the model to say anything but what stands there."""
-        return self.alone > _RECITES
-
-    @property
-    def unlearnt(self) -> bool:
-        """It has not learnt what its documents say."""
-        return self.loss > _LEARNT * self.entropy
-
     def warning(self) -> str | None:
-        """Warn before the model is asked; None where all is well."""
-        if self.unlearnt:
+        """Warn that the model has not learnt its corpus, or can only recite it; None where all is well."""
+        if self.loss > _LEARNT * self.entropy:
             return (
                 f"it has not learnt its corpus yet: its loss there is {self.loss:.2f} nats a token, of "
                 f"{self.entropy:.2f} for guessing by frequency; train it longer (--epochs)"
             )
-        if self.recites:
+        if self.alone > _RECITES:
             return (
                 "the corpus is too small to learn to speak from: of its pairs of neighbouring tokens "
                 f"{self.alone:.0%} stand in one passage only, so that the model can repeat it and little "
@@ -111,7 +101,7 @@ def _beginning(tokenizer: Any, tokens: list[int]) -> list[int]:
 def _go_on(path: str, chunks: Sequence[np.ndarray]) -> list[tuple[str, str]]:
     model: Any = load_model(path)
     found = []
-    for number in sorted({0, len(chunks) // 2, len(chunks) - 1})[:_SHOWN]:
+    for number in sorted({0, len(chunks) // 2, len(chunks) - 1}):
         given = _beginning(model.tokenizer, chunks[number].tolist())
         said = model.generate(given, _CONTINUATION) if len(given) < model.context_length else []
         found.append(tuple(model.tokenizer.decode(ids, skip_special_tokens=True) for ids in (given, said)))

@@ -16,15 +16,9 @@ from stride_cli.permissions import Permissions
 
 def initial_model(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
     """Make the model that a recipe starts from: initial weights by its seed, or a fine-tuning's base model
-    with fresh LoRA matrices. Parameters to be trained require gradients."""
+    with fresh LoRA matrices. Parameters to be trained require gradients; raises as `base_weights`."""
     if recipe.architecture is not None:
         return new_own(recipe.architecture, seed=recipe.seed)
-    return base_model(recipe, permissions)
-
-
-def base_model(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
-    """Load the model that a fine-tuning starts from, made trainable by the recipe; raises as
-    `base_weights`."""
     return make_trainable(base_weights(recipe, permissions), recipe)
 
 

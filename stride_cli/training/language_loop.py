@@ -235,16 +235,8 @@ def _passes(
 
 
 def _members(subset: np.ndarray | None, scored: np.ndarray) -> np.ndarray:
-    wanted = np.ones(len(scored), bool)
-    if subset is not None:
-        subset = np.asarray(subset)
-        if subset.dtype == bool:
-            if subset.shape != scored.shape:
-                raise ValueError(f"the subset mask has shape {subset.shape}, expected {scored.shape}")
-            wanted = subset
-        else:
-            wanted = np.zeros(len(scored), bool)
-            wanted[subset] = True
+    wanted = np.zeros(len(scored), bool)
+    wanted[slice(None) if subset is None else subset] = True  # a mask, or numbers
     members = np.flatnonzero(wanted & (scored > 0))
     if len(members) == 0:
         raise CorpusError(
@@ -285,12 +277,7 @@ def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     Only for parameters that require gradients.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    embeddings = {
-        id(p)
-        for m in model.modules()
-        if isinstance(m, torch.nn.Embedding)
-        for p in m.parameters(recurse=False)
-    }
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     head = model.get_output_embeddings()
     embeddings.update(id(p) for p in (head.parameters() if head is not None else ()))
     matrices = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]

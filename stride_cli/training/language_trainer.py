@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -81,7 +80,7 @@ class LanguageTrainer:
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train one model per job; see `jobs.Trainer`."""
-        return [self._evaluate(model) for model in self.models(jobs)]
+        return [Outcome(query_losses(CausalLM(model), self.queries)) for model in self.models(jobs)]
 
     def models(self, jobs: Sequence[Job]) -> Iterator[Any]:
         """Yield the retrained models in order: PreTrainedModel, in eval mode, on the trainer's device."""
@@ -98,9 +97,6 @@ class LanguageTrainer:
             train(model, self.chunks, recipe, subset=job.mask)
             self._save(job, model)
             yield model
-
-    def _evaluate(self, model: Any) -> Outcome:
-        return Outcome(query_losses(CausalLM(model), self.queries))
 
     def _file(self, job: Job) -> Path | None:
         return None if self.keep is None else self.keep / f"{job_key(self.weights_digest, job)}.safetensors"
@@ -285,11 +281,9 @@ def _content(weights: dict[str, Tensor]) -> str:
 
 
 def _read(path: Path) -> Recipe:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        try:
-            return Recipe.from_json(path.read_text(encoding="utf-8"))
-        except (ValueError, TypeError) as error:
-            raise ModelError(
-                f"{path} is not a recipe: {error}", fix=f"give a {FILE_NAME} of `stride model train`"
-            ) from error
-    raise ModelError(f"there is no recipe to read at {path}", fix=f"give the path of a {FILE_NAME}")
+    try:
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path} is not a recipe: {error}", fix=f"give the path of a {FILE_NAME} of `stride model train`"
+        ) from error

@@ -115,20 +115,10 @@ class FinetuneOptions(LanguageOptions):
 
 @dataclass(frozen=True)
 class ClassifierOptions(Options):
-    """Options of a classifier's training; None: what suits the network.
+    """Options of a classifier's training; None: what suits the network (see `ClassifierRecipe`).
 
-    Attributes
-    ----------
-    width, layers : of the network
-    checkpoints : kept along the way, evenly spaced; default: 9 of a network of less than a million weights
-    epochs, batch_size, optimizer, lr, weight_decay, schedule, seed : see `ClassifierRecipe`
-    device : where training runs
-    network : "mlp", "resnet9", "logistic", or the path of an adapter file (see `networks`)
-    rows : train on so many rows: the first ones, or drawn by `shuffle`
-    rows_file : .npy with a bool mask over the file's rows, or their numbers, instead
-    holdout : so many of the other rows are kept as queries
-    shuffle : rows and held-out rows are drawn by the seed instead of taken in the order of the file
-    weights : start from these (.safetensors or a torch file); with epochs 0 they are used as they are
+    `checkpoints` is 9 by default for a network of less than a million weights. `weights` is a .safetensors or
+    a torch file; `network` may be the path of an adapter file (see `networks`).
     """
 
     layers: int | None = option(None, _LAYERS, low=1, high=1_000)

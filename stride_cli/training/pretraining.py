@@ -108,7 +108,7 @@ def train_model(
             recipe,
             build_model(architecture, seed=recipe.seed),  # transformers' own, which saves itself
             chunks,
-            run.tokenizer if run.tokenizer.is_dir() else tokenizer,
+            run.tokenizer,
             device=device,
             checkpoints=options.checkpoints,
             save_seconds=save_seconds,

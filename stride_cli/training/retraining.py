@@ -128,8 +128,11 @@ def retrain(
         ):
             bar.advance(len(keys) - len(missing))
             for number, outcomes in pool.as_done([missing[key] for key in group] for group in groups):
-                for outcome in outcomes:
-                    check_finite(outcome.losses)
+                if not all(np.isfinite(outcome.losses).all() for outcome in outcomes):
+                    raise NumericalError(
+                        "a retrained model's loss on a query is not finite",
+                        fix="train the base model with a lower --lr, and build the index again",
+                    )
                 kept.add(groups[number], outcomes)
                 found.update(zip(groups[number], outcomes, strict=True))
                 bar.advance(len(outcomes))
@@ -157,12 +160,3 @@ def count_missing(trainer: Trainer, jobs: Sequence[Job], *, store: Path) -> int:
     keys = {job_key(trainer.digest, job) for job in jobs}
     with OutcomeStore(store) as kept:
         return sum(kept.read(key) is None for key in keys)
-
-
-def check_finite(losses: np.ndarray) -> None:
-    """Raise NumericalError where a retrained model's loss is not finite."""
-    if not np.isfinite(losses).all():
-        raise NumericalError(
-            "a retrained model's loss on a query is not finite",
-            fix="train the base model with a lower --lr, and build the index again",
-        )

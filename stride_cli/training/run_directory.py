@@ -8,9 +8,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from index_format.durable import (
@@ -75,13 +74,15 @@ class RunDirectory:
         The request is written before anything else: where it is torn, nothing has been trained.
         """
         file = self.partial / _REQUEST
-        found = _read_json(file)
-        if found is not None and found.get("key") == key:
+        found: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):
+            found = json.loads(file.read_text(encoding="utf-8"))
+        if found.get("key") == key:
             return True
-        if found is not None and not self._overwrite:
+        if found and not self._overwrite:
             raise UsageError(
                 f"{self.partial} is an unfinished training with other settings or another corpus"
-                f"{_difference(found.get('request') or {}, request)}",
+                f"{_difference(found['request'], request)}",
                 fix="rerun it with the same settings to finish it, or --overwrite to discard it",
             )
         for entry in self.partial.iterdir():
@@ -112,8 +113,10 @@ class RunDirectory:
         return {round(steps * part / parts) for part in range(1, parts)} - {0}
 
     def checkpoint(self, step: int) -> Path:
-        """Name the directory of a checkpoint."""
-        return self.model / "checkpoints" / f"step-{step:06d}"
+        """Name the directory of a checkpoint, and remove what a kill left of it."""
+        directory = self.model / "checkpoints" / f"step-{step:06d}"
+        shutil.rmtree(directory, ignore_errors=True)
+        return directory
 
     def clear(self) -> None:
         """Remove what a kill may have left of the finished model: all but the recipe and the checkpoints."""
@@ -140,13 +143,12 @@ class RunDirectory:
         """Load the tokenizer that was kept; ModelError if it cannot be read."""
         from transformers import AutoTokenizer
 
-        # where runs that an earlier version has begun have it
-        place = self.tokenizer if self.tokenizer.is_dir() else self.model
+        kept = self.tokenizer
         try:
-            return AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(kept, local_files_only=True, trust_remote_code=False)
         except Exception as error:
             raise ModelError(
-                f"the tokenizer of the unfinished training in {place} cannot be read",
+                f"the tokenizer of the unfinished training in {kept} cannot be read",
                 fix="start afresh with --overwrite",
             ) from error
 
@@ -165,10 +167,8 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
@@ -217,17 +217,6 @@ def storing(directory: Path, n_bytes: int = 0) -> Iterator[None]:
 
 def _is_model(path: Path) -> bool:
     return (path / "config.json").is_file() or (path.is_dir() and not any(path.iterdir()))
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is no file, or none that is whole."""
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

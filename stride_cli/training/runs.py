@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,18 +79,14 @@ class Trained:
 
     Attributes
     ----------
-    path : Path
-        The model directory.
+    path : Path                   the model directory
     recipe : Recipe
-    parameters : int
-        Of the whole model.
-    loss : float
-        Mean nats per scored token of the finished model on its training set (or an even sample of it).
+    parameters : int              of the whole model
+    loss : float                  mean nats per scored token of the finished model on its training set (or an
+                                  even sample of it)
     result : TrainingResult
-    chunks : sequence of Chunk
-        What it was trained on.
-    before : float or None
-        The same loss before it was fine-tuned; None: it was trained from scratch.
+    chunks : sequence of Chunk    what it was trained on
+    before : float or None        the same loss before it was fine-tuned; None: it was trained from scratch
     """
 
     path: Path
@@ -133,11 +128,8 @@ def run_recipe(
     marks = run.marks(recipe.steps, checkpoints)
 
     def save_checkpoint(step: int) -> None:
-        if step not in marks:
-            return
-        directory = run.checkpoint(step)
-        shutil.rmtree(directory, ignore_errors=True)  # what a kill left of it
-        save_model(model, tokenizer, directory, merged_weights(model))
+        if step in marks:
+            save_model(model, tokenizer, run.checkpoint(step), merged_weights(model))
 
     with output.progress("training", recipe.steps, unit="steps") as ticker:
         result = train(

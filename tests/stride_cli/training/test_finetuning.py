@@ -24,7 +24,7 @@ from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.models.spec import ModelSpec
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
-from stride_cli.training.initial_model import base_model, initial_model
+from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import mean_loss
 from stride_cli.training.runs import cut, read_corpus
 
@@ -165,4 +165,4 @@ def test_a_base_model_that_was_replaced(tmp_path: Path, answers: str, saved_mode
     assert recipe is not None
     shutil.copy(tmp_path / "tuned" / "model.safetensors", base)
     with pytest.raises(ModelError, match="fingerprint"):
-        base_model(recipe)
+        initial_model(recipe)
