@@ -610,6 +610,32 @@ def defaults_table() -> str:
     return markdown(lines)
 
 
+PARTS = (
+    "projections, pairs", "pairs", "subsets", "exact gradients", "shared credit", "shrinkage",
+)  # fmt: skip
+
+
+def parts_table() -> str:
+    """LDS of an answer on each suite, and the paired difference without each of its parts."""
+    suites = {r["suite"]: r for r in pick("one_answer", what="ablation", without="nothing")}
+    lines = [["", *(f"{suite} ({row['queries']} queries)" for suite, row in suites.items())]]
+
+    def shown(found: Record) -> str:
+        return f"{figure(found['mean'])} ± {figure(found['se'])}"
+
+    lines.append(["whole", *(shown(row["lds"]) for row in suites.values())])
+    lines.append(
+        ["against the default before", *(shown(row["to_the_default_before"]) for row in suites.values())]
+    )
+    for part in PARTS:
+        row = [f"without {part}"]
+        for suite in suites:
+            (found,) = (r for r in pick("one_answer", what="ablation", suite=suite) if r["without"] == part)
+            row.append(shown(found["difference"]) if found["difference"]["se"] else "same")
+        lines.append(row)
+    return markdown(lines)
+
+
 SIZES = (
     ("stride", "stride:stored=true"), ("EK-FAC of all layers", "ekfac:layers=all"),
     ("LoGRA, rank 64", "logra:rank=64"), ("LoGRA, rank 8", "logra:rank=8"),
@@ -661,6 +687,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
     "shrunk": lambda: methods_table(SHRUNK, suites(REFINED)),
     "suites": suite_facts,
+    "parts": parts_table,
     "estimates": partial(estimates_table, "instructions"),
     "estimates_wikitext": partial(estimates_table, "wikitext"),
     "estimates_smollm2": partial(estimates_table, "smollm2"),

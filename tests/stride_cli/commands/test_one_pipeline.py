@@ -16,6 +16,8 @@ from stride_cli.corpus.documents import Document
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
+from stride_cli.recovery.lasso import solve_lasso
+from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.problem import dense as solutions_dense
 from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
@@ -105,3 +107,34 @@ def test_together_as_alone(session: api.Session, samples: list[Sample]) -> None:
     responses = _measure(session.pipeline(), samples).responses
     asked = np.stack([answer.responses for answer in answers])
     np.testing.assert_allclose(responses, asked, rtol=1e-4, atol=1e-6 * np.abs(asked).max())
+
+
+def test_with_nothing_known_of_chunks_it_is_the_papers_lasso(
+    session: api.Session, samples: list[Sample]
+) -> None:
+    """To the bit, with the settings of `--recipe paper`."""
+    options = api.QueryOptions(lambda_ratio=0.8, intercept=False, read=0, estimate="subsets", shrink=False)
+    answer = session.query(query_of(samples[0]), options)
+    columns, n_subsets = np.asarray(session.designs.columns), len(answer.responses)
+    settings = LassoSettings(0.8, intercept=False)
+    lasso = solve_lasso(columns, answer.responses, settings, n_subsets=n_subsets)
+    assert answer.solution.average == 0.0 and len(lasso.indices)
+    for name in ("indices", "values", "residual", "duality_gap", "lambda_"):
+        np.testing.assert_array_equal(getattr(answer.solution, name), getattr(lasso, name))
+
+
+@pytest.mark.parametrize("read", [0, 5])
+def test_penalty_sign_and_design_act_on_every_answer(
+    session: api.Session, samples: list[Sample], read: int
+) -> None:
+    query = QuerySet.from_queries([query_of(samples[0])])
+
+    def influences(settings: str) -> np.ndarray:
+        method = open_method(f"stride:read={read},project=256,shrink=false{settings}")
+        method.fit(Workspace.open(session.index, session.model))
+        return score_all(method, query)[0]
+
+    usual = influences("")
+    assert (usual < 0).any() and (influences(",nonneg=true") >= 0).all()
+    for other in (",lambda_ratio=0.3", ",subsets=20", ",degree=2"):
+        assert np.abs(influences(other) - usual).max() > 1e-3 * np.abs(usual).max()
