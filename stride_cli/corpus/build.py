@@ -11,12 +11,11 @@ import hashlib
 import itertools
 import json
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,12 +136,9 @@ def build_index(
     """
     block_size = choose_block_size(options.block_size, model.context)
     form = model.form or Form.choose(model.tokenizer, options.form)
+    skip = reading.on_bad == "skip"
     chunker = DocumentTokenizer(
-        model.tokenizer,
-        block_size=block_size,
-        form=form,
-        skip=reading.on_bad == "skip",
-        vocabulary=model.vocabulary,
+        model.tokenizer, block_size=block_size, form=form, skip=skip, vocabulary=model.vocabulary
     )
     local_directory(out)
     sources = [pinned(source) for source in sources]
@@ -170,11 +166,7 @@ def build_index(
                 "fingerprints": {"corpus": progress.digest, **model.fingerprints, "form": form.fingerprint},
                 "form": form.record(),
                 "model_path": recorded_path(local, out) if local else model.path,
-                "config": {
-                    "sources": _recorded_sources(sources, out),
-                    **settings,
-                    "reading": asdict(reading),
-                },
+                "config": settings | _config(sources, out, reading),
                 "counts": _counts(writer, progress, skipped=log.skipped),
                 "created_by": f"stride {__version__}",
             }
@@ -245,12 +237,8 @@ def append_to_index(
     )
     if grown:
         documents = itertools.islice(documents, index.n_documents, None)
-    chunker = DocumentTokenizer(
-        tokenizer,
-        block_size=attributes["block_size"],
-        form=Form.recorded(attributes),
-        skip=reading.on_bad == "skip",
-    )
+    form, skip = Form.recorded(attributes), reading.on_bad == "skip"
+    chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"], form=form, skip=skip)
     options = BuildOptions(store_text=index.has("corpus/text_bytes"), commit_seconds=commit_seconds)
     key = settings_key(
         {"append_to": corpus, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
@@ -265,14 +253,9 @@ def append_to_index(
         attributes["counts"] = _counts(writer, progress, skipped=skipped)
         if "conversations" not in counts:  # stride 0.2 did not count them
             del attributes["counts"]["conversations"]
-        config = dict(attributes.get("config") or {})
-        appended = {
-            "sources": _recorded_sources(sources, path),
-            "reading": asdict(reading),
-            "first_document": start.documents,
-        }
-        config["appended"] = [*config.get("appended", []), appended]
-        attributes["config"] = config
+        config = attributes.get("config") or {}
+        appended = _config(sources, path, reading) | {"first_document": start.documents}
+        attributes["config"] = config | {"appended": [*config.get("appended", []), appended]}
         attributes["created_by"] = f"stride {__version__}"
         writer.publish(attributes)
     return Index.open(path)
@@ -335,33 +318,18 @@ def tokenised(
 
     The next batch is tokenised while the caller writes this one; with workers, many are.
     """
+    batches, tasks = itertools.tee(_batches(documents))
     if options.engine != "local" or (options.workers or 1) > 1:
-        waiting: deque[list[Document]] = deque()
-
-        def tasks() -> Iterator[list[Document]]:
-            for batch in _batches(documents):
-                waiting.append(batch)
-                yield batch
-
-        work = partial(_chunks_of, chunker)
-        with Workers(work, options.workers, engine=options.engine) as workers:
-            for blocks in workers.in_order(tasks()):
-                yield waiting.popleft(), blocks
+        with Workers(chunker.chunks_of, options.workers, engine=options.engine) as workers:
+            yield from zip(batches, workers.in_order(tasks), strict=False)
         return
     with ThreadPoolExecutor(1) as pool:
-        pending: deque[tuple[list[Document], Any]] = deque()
-        for batch in _batches(documents):
-            pending.append((batch, pool.submit(chunker.chunks_of, batch)))
-            if len(pending) > 1:
-                batch, blocks = pending.popleft()
-                yield batch, blocks.result()
-        for batch, blocks in pending:
+        running = (pool.submit(chunker.chunks_of, batch) for batch in tasks)
+        # pairs, so that the next one runs before the result of this one is waited for
+        pairs = itertools.pairwise(itertools.chain(running, [None]))
+        for batch, (blocks, _) in zip(batches, pairs, strict=False):
+            assert blocks is not None
             yield batch, blocks.result()
-
-
-def _chunks_of(chunker: DocumentTokenizer, batch: list[Document]) -> Blocks:
-    """Tokenise a batch in a worker."""
-    return chunker.chunks_of(batch)
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -554,10 +522,12 @@ def _counts(writer: IndexWriter, progress: _Progress, *, skipped: int) -> dict[s
 
 
 def _recorded_sources(sources: Sequence[str], index: str | Path) -> list[str]:
-    return [
-        source if source == "-" or source.startswith(HUB) else recorded_path(source, index)
-        for source in sources
-    ]
+    named = ((source == "-" or source.startswith(HUB), source) for source in sources)
+    return [source if kept else recorded_path(source, index) for kept, source in named]
+
+
+def _config(sources: Sequence[str], index: str | Path, reading: ReadOptions) -> dict[str, Any]:
+    return {"sources": _recorded_sources(sources, index), "reading": asdict(reading)}
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:

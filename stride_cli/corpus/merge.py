@@ -26,11 +26,6 @@ from stride_cli.errors import CorpusError, UsageError
 from stride_cli.remembered import recorded_path, recorded_places
 from stride_cli.version import __version__
 
-_COUNTED = (
-    "documents", "chunks", "tokens", "scored_tokens", "unscored_documents", "unscored_chunks",
-    "conversations", "skipped_records",
-)  # fmt: skip
-
 
 def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite: bool = False) -> Index:
     """Publish, at `out`, the index of the corpora of several indexes, one after the other.
@@ -83,16 +78,13 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
         attributes = first.index.attributes
         model = attributes.get("model_path")
         # older releases counted less
-        counted = [name for name in _COUNTED if all(name in part.counts for part in parts)]
+        counted = [name for name in first.counts if all(name in part.counts for part in parts)]
         writer.publish(
             {
-                "seed": first.index.seed,
+                **attributes,
                 "n_subsets": k,
                 "degree": d,
-                "design": attributes["design"],
-                "block_size": attributes["block_size"],
                 "fingerprints": {**attributes["fingerprints"], "corpus": corpus},
-                **({"form": attributes["form"]} if "form" in attributes else {}),
                 "model_path": None if model is None else first.seen_from(place, model),
                 "config": _merged_config(parts, place, exact=exact),
                 "counts": {name: sum(part.counts[name] for part in parts) for name in counted},
@@ -106,34 +98,26 @@ class _Part:
     """An index that is merged, and what it records of how it was built.
 
     Attributes:
+        corpus: Fingerprint of its corpus.
+        design: K and d as they were asked for.
         range: The range of a corpus that it was built of; 1/1: all.
         entries: Its own record of sources, and those of what was appended.
+        recorded, sources: The files that it was built of, as it records them, and as seen from here.
     """
 
     def __init__(self, path: str | Location) -> None:
-        self.index = Index.open(path)
-        self.config: dict[str, Any] = self.index.attributes.get("config") or {}
-        self.counts: dict[str, int] = self.index.attributes.get("counts") or {}
-        self.range = Range.parse(self.config.get("range") or "1/1")
-        self.entries = [self.config, *self.config.get("appended", [])]
-
-    @property
-    def place(self) -> str:
-        path = self.index.path
-        return str(path.resolve() if isinstance(path, Path) else path)
-
-    @property
-    def corpus(self) -> str:
-        """Fingerprint of its corpus."""
-        return str(self.index.attributes["fingerprints"]["corpus"])
-
-    @property
-    def design(self) -> DesignOptions:
-        """K and d as they were asked for."""
-        config, index = self.config, self.index
-        return DesignOptions(
-            n_subsets=config.get("n_subsets", index.n_subsets), degree=config.get("degree", index.degree)
-        )
+        index = self.index = Index.open(path)
+        self.place = str(index.path.resolve() if isinstance(index.path, Path) else index.path)
+        self.corpus = str(index.attributes["fingerprints"]["corpus"])
+        config: dict[str, Any] = index.attributes.get("config") or {}
+        self.config = config
+        self.counts: dict[str, int] = index.attributes.get("counts") or {}
+        k, d = config.get("n_subsets", index.n_subsets), config.get("degree", index.degree)
+        self.design = DesignOptions(n_subsets=k, degree=d)
+        self.range = Range.parse(config.get("range") or "1/1")
+        self.entries = [config, *config.get("appended", [])]
+        self.recorded = [source for entry in self.entries for source in entry.get("sources", [])]
+        self.sources = [(recorded_places(each, index.path) or [each])[0] for each in self.recorded]
 
     @property
     def holds_documents(self) -> bool:
@@ -151,16 +135,6 @@ class _Part:
     def n_bytes(self) -> int:
         arrays = map(self.index.array, self.index.names("corpus"))
         return sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays)
-
-    @property
-    def recorded(self) -> list[str]:
-        """List the files that it was built of, as it records them."""
-        return [source for entry in self.entries for source in entry.get("sources", [])]
-
-    @property
-    def sources(self) -> list[str]:
-        """List the files that it was built of, as seen from here."""
-        return [(recorded_places(source, self.index.path) or [source])[0] for source in self.recorded]
 
     def seen_from(self, place: Path, recorded: str) -> str:
         """Return a recorded path as an index at another place records it."""
@@ -321,8 +295,9 @@ def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[
         seen = [part.seen_from(place, source) for source in part.recorded]
         if part.range.number == 1:
             sources += seen
-        entry = {"sources": seen, "reading": part.config.get("reading"), "first_document": first_document}
-        entry |= {"corpus": part.corpus}
-        merged.append(entry | {"range": str(part.range)} if part.range.count > 1 else entry)
+        merged.append({"sources": seen, "reading": part.config.get("reading"), "corpus": part.corpus})
+        merged[-1]["first_document"] = first_document
+        if part.range.count > 1:
+            merged[-1]["range"] = str(part.range)
         first_document += part.index.n_documents
     return {**config, "sources": sources, "merged": merged, "merged_exactly": exact}

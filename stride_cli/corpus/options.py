@@ -70,13 +70,7 @@ MAX_SUBSETS = 65_535  # subset ids are uint16 on disk
 
 @dataclass(frozen=True)
 class DesignOptions(Options):
-    """Chunks of a corpus, and the subsets over them; None: chosen to fit corpus and model.
-
-    Attributes
-    ----------
-    block_size : most tokens of a chunk; the first token of a block is not scored
-    n_subsets, degree : K and d (`choose_design`)
-    """
+    """Chunks of a corpus, and the subsets over them; None: chosen to fit both (`choose_design`)."""
 
     block_size: int | None = option(
         None,
@@ -109,20 +103,10 @@ class DesignOptions(Options):
 
 @dataclass(frozen=True)
 class BuildOptions(DesignOptions):
-    """Options of `stride index build` besides chunks and design.
+    """Options of `stride index build` besides chunks and design; their help texts describe them.
 
-    Attributes
-    ----------
-    form : of prompts with responses and of messages (`forms.Form`); None: chat where there is a template
-    seed : of the design
-    store_text : whether the index keeps the documents' texts (queries show passages either way, decoded from
-        tokens)
-    range : which part of the corpus (`corpus.ranges.Range`), for `stride index merge`; its design, which the
-        merge draws anew for all chunks, has no more subsets than the part has chunks
-    workers, engine : who tokenises; the index is the same
-    overwrite : replace an index, and discard an unfinished build of another corpus or other settings
-    commit_seconds : work between two commits: what a kill can cost (more where committing takes over 5 % of
-        that); 0: after every batch
+    The index is the same whoever tokenises. The design of a `range`, which the merge draws anew for all
+    chunks, has no more subsets than the part has chunks. With `commit_seconds` of 0 every batch is committed.
     """
 
     form: str | None = option(
@@ -157,16 +141,7 @@ class BuildOptions(DesignOptions):
 
 @dataclass(frozen=True)
 class PlanOptions(DesignOptions):
-    """Options of `stride index plan` besides chunks and design.
-
-    Attributes
-    ----------
-    chunks : plan for so many, without a corpus
-    gate_dimension : p, the numbers of one operator; default: that of the default operators
-    checkpoints : further models that will be steered too, each with operators and subsets of its own
-    project : bytes that are kept of every chunk's own gradient
-    store_text : whether the index will hold the documents' texts
-    """
+    """Options of `stride index plan` besides chunks and design; their help texts describe them."""
 
     chunks: int | None = option(
         None,

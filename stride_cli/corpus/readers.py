@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from stride_cli.corpus.streams import (
     refuse_foreign,
 )
 from stride_cli.corpus.tables import read_table
-from stride_cli.errors import CorpusError, EmptyRange, StrideError, UsageError
+from stride_cli.errors import CorpusError, EmptyRange, UsageError
 from stride_cli.options import CORPUS, Options, option, own
 
 DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
@@ -43,15 +44,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=Repeated.or_dict)
 
 @dataclass(frozen=True)
 class ReadOptions(Options):
-    """Options of reading a corpus.
-
-    Attributes
-    ----------
-    number_ids : number the documents and read no ids
-    on_bad : what happens to a record that cannot be used; skipped ones are counted and told on stderr
-    max_document_bytes : a line, text file or row of more bytes is bad; a line or file is never held whole
-    fields : what the corpus calls its fields
-    """
+    """Options of reading a corpus; their help texts describe them. `fields`: what it calls its fields."""
 
     number_ids: bool = option(False, "Number the documents instead of reading ids.", panel=CORPUS)
     on_bad: str = option(
@@ -173,9 +166,8 @@ def _read(
 def _lines(source: Source, log: ReadLog, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield the lines of a source, or of its share, with their numbers; None for one that is too long."""
     try:
-        first, stop = 0, None
-        if source.share is not None:
-            first, stop = source.share.of(decompressed_bytes(replace(source, share=None)))
+        whole = replace(source, share=None)
+        first, stop = source.share.of(decompressed_bytes(whole)) if source.share else (0, None)
         with open_stream(source, log) as stream:
             for number, line in read_lines(stream, limit, first, stop):
                 if number == 1 and line is not None:
@@ -209,8 +201,6 @@ def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
     except DamagedStream as error:
         raise error.at(source.name) from None
     except OSError as error:
-        if isinstance(error, StrideError):
-            raise
         raise unreadable(source.name, error, "read") from None
     try:
         if len(data) > parser.max_bytes:
@@ -258,17 +248,12 @@ def _broken_json(where: str, line: bytes, name: str, error: Exception) -> Corpus
 
 
 def _refuse_disguised_jsonl(text: str, source: Source) -> None:
-    first_line = text.lstrip().split("\n", 1)[0]
-    if not first_line.startswith("{"):
-        return
-    try:
-        _DECODER.decode(first_line)
-    except (ValueError, RecursionError):
-        return
-    raise CorpusError(
-        f"{source.name}:1: expected plain text (one document a file), found JSON Lines",
-        fix=f"name it .jsonl, or pipe it in: stride index build - < {source.name}",
-    )
+    found = None
+    with suppress(ValueError, RecursionError):
+        found = _DECODER.decode(text.lstrip().split("\n", 1)[0])
+    if isinstance(found, dict):
+        fix = f"name it .jsonl, or pipe it in: stride index build - < {source.name}"
+        raise bad(f"{source.name}:1", "plain text (one document a file)", "JSON Lines", fix)
 
 
 def _decode(data: bytes, name: str, line: int) -> str:
