@@ -40,40 +40,23 @@ MOST_EXPANSION = 1000
 UNWATCHED = 64 << 20
 _OTHERWISE = "can be piped in, unpacked: zcat FILE (or zstd -dc FILE) | stride index build - --model MODEL"
 _ENDLESS_LINE = 1 << 30  # a longer line is not even passed over
-_PASSED_BYTES = 1 << 20  # at once, of what another range reads
 
 
 class DamagedStream(Exception):
     """A source that cannot be read to its end, whatever --on-bad says.
 
     Attributes:
-        message, fix: As of a `CorpusError`.
+        expected, found, fix: As of `bad`.
         line: Where it is; 1 until the reader of lines knows better.
     """
 
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
-        self.line = 1
+    def __init__(self, expected: str, found: str, fix: str, line: int = 1) -> None:
+        super().__init__(expected, found)
+        self.expected, self.found, self.fix, self.line = expected, found, fix, line
 
     def at(self, name: str) -> CorpusError:
         """Make the error that names the file and the line."""
-        return CorpusError(f"{name}:{self.line}: {self.message}", fix=self.fix)
-
-
-def _broken(what: str) -> DamagedStream:
-    return DamagedStream(
-        f"expected a whole archive, found that {what}",
-        fix="copy or download the file again; a compressed file can be checked with gzip -t or zstd -t",
-    )
-
-
-def _no_archive(kind: str) -> DamagedStream:
-    return DamagedStream(
-        f"expected {kind} data, as the name says, found bytes that are none: damaged, or named wrongly",
-        fix="give the file the suffix of what it holds, or download it again",
-    )
+        return bad(f"{name}:{self.line}", self.expected, self.found, self.fix)
 
 
 def refuse_expansion(taken: int, given: int, otherwise: str) -> None:
@@ -83,11 +66,9 @@ def refuse_expansion(taken: int, given: int, otherwise: str) -> None:
         otherwise: What can be done with a file that is meant to be so.
     """
     if given > UNWATCHED and given > MOST_EXPANSION * taken:
-        raise DamagedStream(
-            f"expected text, which expands a few times over, found {taken:,} bytes that expand to {given:,} "
-            f"and more: over {MOST_EXPANSION:,} times",
-            fix=f"check where the file comes from; one that is meant to be so {otherwise}",
-        )
+        found = f"{taken:,} bytes that expand to {given:,} and more: over {MOST_EXPANSION:,} times"
+        fix = f"check where the file comes from; one that is meant to be so {otherwise}"
+        raise DamagedStream("text, which expands a few times over", found, fix)
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
@@ -100,16 +81,13 @@ def refuse_foreign(head: bytes, name: str) -> None:
         return
     if kind.startswith("UTF"):
         shown = "FILE" if name == "<stdin>" else shlex.quote(name)
-        raise CorpusError(
-            f"{name}:1: expected UTF-8, found {kind}",
-            fix=f"convert it: iconv -f {kind} -t UTF-8 {shown} > CONVERTED",
-        )
+        raise bad(f"{name}:1", "UTF-8", kind, f"convert it: iconv -f {kind} -t UTF-8 {shown} > CONVERTED")
     fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
     if kind in UNPACK:
         fix = piped(UNPACK[kind], name)
     elif kind in ("Parquet", "Arrow"):
         fix = f"give it as a file whose name ends in .{kind.lower()}"
-    raise CorpusError(f"{name}:1: expected JSON Lines or plain text, found {kind}", fix=fix)
+    raise bad(f"{name}:1", "JSON Lines or plain text", kind, fix)
 
 
 @contextmanager
@@ -157,9 +135,8 @@ def open_file(
             after = os.fstat(raw.fileno())
         finally:
             log.leave()
-    if not stat.S_ISREG(before.st_mode):
-        return
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+    if changed and stat.S_ISREG(before.st_mode):
         sizes = f": {before.st_size:,} bytes before, {after.st_size:,} after"
         found = f"that it changed{sizes if before.st_size != after.st_size else ''}"
         fix = "wait until it is written, or give a copy of it"
@@ -171,53 +148,45 @@ def _decompressed(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:
         head = raw.read(_HEAD)
     except OSError as error:
         raise unreadable(name, error, "read") from None
-    if suffix == ".gz" and head and not head.startswith(_GZIP_MAGIC):
-        raise _no_archive("gzip")
-    if head.startswith(_GZIP_MAGIC):
-        pieces = _unpacked(_pieces(head, raw, _PIECE), "gzip", partial(zlib.decompressobj, 31), _PIECE)
+    read = partial(getattr(raw, "read1", raw.read), _PIECE)
+    if head.startswith(_GZIP_MAGIC) or (suffix == ".gz" and head):
+        pieces = _unpacked(read, head, "gzip", partial(zlib.decompressobj, 31), _PIECE)
     elif suffix == ".zst" or head.startswith(_ZSTD_MAGIC):
         try:
             import zstandard
         except ImportError:
             raise require_extra("zstandard", "zstd") from None
-        frames = zstandard.ZstdDecompressor()
-        pieces = _unpacked(_pieces(head, raw, _ZSTD_PIECE), "zstd", frames.decompressobj)
+        read = partial(getattr(raw, "read1", raw.read), _ZSTD_PIECE)
+        pieces = _unpacked(read, head, "zstd", zstandard.ZstdDecompressor().decompressobj)
     elif raw.seekable():
         raw.seek(0)
         return raw
     else:
-        pieces = _pieces(head, raw, _PIECE)
+        pieces = itertools.chain([head], iter(read, b""))
     return cast(BinaryIO, io.BufferedReader(_Pieces(pieces), 1 << 17))
-
-
-def _pieces(head: bytes, raw: BinaryIO, size: int) -> Iterator[bytes]:
-    read = partial(getattr(raw, "read1", raw.read), size)
-    return itertools.chain([head] if head else [], iter(read, b""))
 
 
 class _Pieces(io.RawIOBase):
     """The bytes of an iterator, one piece after the other."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
+        self._pieces = filter(None, pieces)
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
-        while not self._left:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._left = memoryview(piece)
+        self._left = self._left or memoryview(next(self._pieces, b""))
         size = min(len(buffer), len(self._left))
         buffer[:size] = self._left[:size]
         self._left = self._left[size:]
         return size
 
 
-def _unpacked(packed: Iterator[bytes], kind: str, begin: Callable[[], Any], *most: int) -> Iterator[bytes]:
+def _unpacked(
+    read: Callable[[], bytes], head: bytes, kind: str, begin: Callable[[], Any], *most: int
+) -> Iterator[bytes]:
     """Decompress data of one or more members (gzip) or frames (zstd), and refuse too many bytes.
 
     Args:
@@ -227,7 +196,7 @@ def _unpacked(packed: Iterator[bytes], kind: str, begin: Callable[[], Any], *mos
     """
     taken = given = 0
     member = None
-    for data in packed:
+    for data in itertools.chain([head], iter(read, b"")):
         taken += len(data)
         while data:
             if member is None:
@@ -246,18 +215,19 @@ def _unpacked(packed: Iterator[bytes], kind: str, begin: Callable[[], Any], *mos
             if member.eof:
                 member = None
     if member is not None:
-        raise _broken(f"the {kind} data is truncated")
+        raise _refused(kind, "truncated", given)
 
 
 def _refused(kind: str, reason: str, given: int) -> DamagedStream:
     if "too much memory" in reason:
-        return DamagedStream(
-            "expected a zstd file that unpacks with a window of at most 128 MiB, found a larger one",
-            fix="unpack it on the way in: zstd -dc --long=31 FILE | stride index build - --model MODEL",
-        )
-    if "Unknown frame" in reason and not given:
-        return _no_archive(kind)
-    return _broken(f"the {kind} data is damaged: {reason}")
+        fix = piped("zstd -dc --long=31", "<stdin>")
+        return DamagedStream("a zstd file with a window of at most 128 MiB", "a larger one", fix)
+    if not given and ("Unknown frame" in reason or "incorrect header" in reason):
+        fix = "give the file the suffix of what it holds, or download it again"
+        found = "bytes that are none: damaged, or named wrongly"
+        return DamagedStream(f"{kind} data, as the name says", found, fix)
+    fix = "copy or download the file again; a compressed file can be checked with gzip -t or zstd -t"
+    return DamagedStream("a whole archive", f"that the {kind} data is damaged: {reason}", fix)
 
 
 def decompressed_bytes(source: Source) -> int:
@@ -267,7 +237,7 @@ def decompressed_bytes(source: Source) -> int:
         with open_stream(source, ReadLog()) as stream:
             if not isinstance(getattr(stream, "raw", None), _Pieces):
                 return os.fstat(stream.fileno()).st_size
-            while piece := stream.read(_PASSED_BYTES):
+            while piece := stream.read(_PIECE):
                 length += len(piece)
                 lines += piece.count(b"\n")
     except DamagedStream as error:
@@ -289,54 +259,32 @@ def read_lines(
     """
     number = place = 0
     try:
-        if first > 0:
-            number, place = _pass_to(stream, first)
         while (stop is None or place < stop) and (line := stream.readline(limit + 1)):
+            begin, place = place, place + len(line)
+            long = len(line) > limit and not line.endswith(b"\n")
+            if begin >= first:
+                yield number + 1, None if long else line  # the reader may want no more of a long one
+            del line
+            if long:
+                place += _pass_over(stream)
             number += 1
-            place += len(line)
-            if len(line) > limit and not line.endswith(b"\n"):
-                del line
-                yield number, None  # the reader may want no more of it
-                number -= 1  # where what happens now happens
-                place += _pass_over(stream, limit)
-                number += 1
-            else:
-                yield number, line
     except DamagedStream as error:
         error.line = number + 1
         raise
     except OSError as error:
-        refused = DamagedStream(
-            f"expected more to read, found that the operating system refuses: {error.strerror or error}",
-            fix="check the disk or the connection that it is on, or read a copy",
-        )
-        refused.line = number + 1
-        raise refused from None
+        found = f"that the operating system refuses: {error.strerror or error}"
+        fix = "check the disk or the connection that it is on, or read a copy"
+        raise DamagedStream("more to read", found, fix, number + 1) from None
 
 
-def _pass_to(stream: BinaryIO, first: int) -> tuple[int, int]:
-    """Read over the lines that begin before byte `first`; return their number and where they end."""
-    lines = place = 0
-    while place < first - 1 and (piece := stream.read(min(_PASSED_BYTES, first - 1 - place))):
-        lines += piece.count(b"\n")
-        place += len(piece)
-    while piece := stream.readline(_PASSED_BYTES):  # the rest of the line that has the byte before `first`
-        place += len(piece)
-        if piece.endswith(b"\n"):
-            lines += 1
-            break
-    return lines, place
-
-
-def _pass_over(stream: BinaryIO, passed: int) -> int:
-    """Read over the rest of a line of which `passed` bytes are read; return its length."""
-    before = passed
-    while (piece := stream.readline(1 << 16)) and not piece.endswith(b"\n"):
+def _pass_over(stream: BinaryIO) -> int:
+    """Read over the rest of a line; return its length."""
+    passed = 0
+    while piece := stream.readline(_PIECE):
         passed += len(piece)
+        if piece.endswith(b"\n"):
+            break
         if passed > _ENDLESS_LINE:
-            raise DamagedStream(
-                f"expected lines, found one that goes on beyond {_ENDLESS_LINE:,} bytes",
-                fix="give JSON Lines, one object a line; lines that end in a carriage return alone become "
-                "some by: tr '\\r' '\\n' < FILE",
-            )
-    return passed + len(piece) - before
+            fix = "give one object a line; carriage returns alone become line ends by: tr '\\r' '\\n' < FILE"
+            raise DamagedStream("lines", f"one that goes on beyond {_ENDLESS_LINE:,} bytes", fix)
+    return passed
