@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,9 +178,7 @@ def open_command_trainer(
 def _script(word: str) -> str:
     """Hash a file that the command names (SHA-256): a changed script is another command."""
     path = Path(word)
-    try:
-        if not path.is_file() or path.stat().st_size > _SCRIPT_BYTES:
-            return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _SCRIPT_BYTES:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""

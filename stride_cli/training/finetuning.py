@@ -61,8 +61,7 @@ def finetune_model(
     """
     out, place = Path(out), place_of(model)
     refuse_existing(out, overwrite=overwrite)
-    device = resolve_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
+    dtype = choose_dtype(options.dtype, resolve_device(options.device))
     tokenizer = load_tokenizer(model)
     corpus = read_corpus(sources, reading or ReadOptions())
     fingerprint = model_fingerprint(model)
@@ -91,8 +90,7 @@ def finetune_model(
             make_trainable(base, recipe),
             chunks,
             tokenizer,
-            device=device,
-            checkpoints=options.checkpoints,
+            options=options,
             save_seconds=save_seconds,
         )
 

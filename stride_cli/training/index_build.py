@@ -98,22 +98,17 @@ def build_index_of_run(
     ------
     ModelError      nothing was recorded there, or the corpus is another one by now; and as `build_index`
     """
-    from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.training.language_trainer import check_recipe
     from stride_cli.training.recording import find_run
 
     found = find_run(run)
     options = options or BuildOptions()
-    if options.block_size is None:
-        options = replace(options, block_size=found.block_size)
+    block_size = options.block_size or found.recipe.block_size
     if found.form is not None and options.form is not None:
         raise UsageError("--form is what the training recorded, and --from-run reads it", fix="leave it out")
-    built = build_index(
-        found.sources, model=found.model, out=out, options=options, reading=reading, form=found.form
-    )
-    recipe = read_recipe(found.model)
-    assert recipe is not None
-    check_recipe(replace(recipe, block_size=options.block_size or recipe.block_size), built)
+    options = replace(options, block_size=block_size)
+    built = build_index(found.sources, model=run, out=out, options=options, reading=reading, form=found.form)
+    check_recipe(replace(found.recipe, block_size=block_size), built)
     return built
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.corpus_pass import PassWorkers
-    from stride_cli.schema.train_records import TrainRecord, TrainSeconds
+    from stride_cli.schema.train_records import TrainRecord
 
 _MANY = 10  # chunks a subset: with more the recovery by itself finds little
 
@@ -144,8 +144,8 @@ def fit_index(
         ]
         writer.publish(own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {}))
     reports = [entry["report"] for entry in fitted]
-    seconds = _seconds(reports, loaded, time.perf_counter() - publishing)
-    return _train_record(index_path, index, own, listed, reports, seconds)
+    published = time.perf_counter() - publishing
+    return _train_record(index_path, index, own, listed, reports, (loaded, published))
 
 
 def _check_chunks(
@@ -162,15 +162,6 @@ def _check_chunks(
             f"without projections {index.n_subsets:,} subsets are all there is to tell {index.n_chunks:,} "
             f"chunks apart; an index built with --subsets {index.n_chunks // 3:,} tells more of them"
         )
-
-
-def _seconds(reports: Sequence[dict[str, Any]], loaded: float, published: float) -> TrainSeconds:
-    """Add up the seconds of all models, and those before and after."""
-    return {
-        "load": loaded + sum(report["load"] for report in reports),
-        "fit": sum(report["fit"] for report in reports),
-        "write": published + sum(report["write"] for report in reports),
-    }
 
 
 def _workers(run: FitRunOptions, index: Index, model: AttributableModel) -> PassWorkers | None:
@@ -228,8 +219,8 @@ def _project(
         )
         publishing = time.perf_counter()
         writer.publish({name: value for name, value in own.items() if name not in ("arrays", "build_key")})
-    seconds = _seconds(reports, loaded, time.perf_counter() - publishing)
-    return _train_record(index_path, index, own, own.get("checkpoints", []), reports, seconds)
+    published = time.perf_counter() - publishing
+    return _train_record(index_path, index, own, own.get("checkpoints", []), reports, (loaded, published))
 
 
 def _train_record(
@@ -238,7 +229,7 @@ def _train_record(
     own: dict[str, Any],
     listed: Sequence[dict[str, Any]],
     reports: Sequence[dict[str, Any]],
-    seconds: TrainSeconds,
+    around: tuple[float, float],
 ) -> TrainRecord:
     """Make the record that `fit_index` returns.
 
@@ -247,6 +238,7 @@ def _train_record(
     own : attributes of the group of operators
     listed : of those of further checkpoints
     reports : of each model, its loss and seconds (load, fit, write)
+    around : seconds of loading before all models, and of publishing after them
     """
     return {
         "schema": "stride.train/1",
@@ -275,5 +267,9 @@ def _train_record(
             }
             for entry, report in zip(listed, reports[1:], strict=True)
         ],
-        "seconds": seconds,
+        "seconds": {
+            "load": around[0] + sum(report["load"] for report in reports),
+            "fit": sum(report["fit"] for report in reports),
+            "write": around[1] + sum(report["write"] for report in reports),
+        },
     }

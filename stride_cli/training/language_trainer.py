@@ -232,12 +232,9 @@ def index_chunks(workspace: Workspace) -> list[Chunk]:
     reader = workspace.chunks
     chunks = []
     for row in range(reader.n_chunks):
-        start, stop = int(reader.offsets[row]), int(reader.offsets[row + 1])
-        mask = None
-        if reader.loss_mask is not None:
-            mask = reader.chunk(row)[1].astype(np.uint8)
-        tokens = reader.span(start, stop).astype(np.int32)
-        chunks.append(Chunk(tokens, max(1, int(reader.loss_start[row])), mask))
+        tokens, weights = reader.chunk(row)
+        mask = None if reader.loss_mask is None else weights.astype(np.uint8)
+        chunks.append(Chunk(tokens.astype(np.int32), max(1, int(reader.loss_start[row])), mask))
     return chunks
 
 

@@ -91,9 +91,6 @@ class FinetuneOptions(LanguageOptions):
     epochs: float | None = option(
         None, "Passes over the corpus; default 3, or more of a small one.", above=0, high=10**6
     )
-    batch_tokens: int | None = option(
-        None, "Most tokens of a batch; default 2048.", low=1, example=2048, panel=MORE
-    )
     lr: float | None = option(
         None,
         "Peak learning rate; default 3e-5, more with --lora or a small model.",

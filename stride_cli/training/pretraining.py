@@ -69,8 +69,7 @@ def train_model(
     """
     out = Path(out)
     refuse_existing(out, overwrite=overwrite)
-    device = resolve_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
+    dtype = choose_dtype(options.dtype, resolve_device(options.device))
     reading = reading or ReadOptions()
     corpus = read_corpus(sources, reading)
     # the corpus is known by its content: files may be renamed or split between two attempts
@@ -109,8 +108,7 @@ def train_model(
             build_model(architecture, seed=recipe.seed),  # transformers' own, which saves itself
             chunks,
             run.tokenizer,
-            device=device,
-            checkpoints=options.checkpoints,
+            options=options,
             save_seconds=save_seconds,
         )
 

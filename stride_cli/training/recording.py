@@ -21,7 +21,7 @@ from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained, content
 from stride_cli.corpus.forms import PLAIN, Form, shared_prefix, template_of
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.errors import ModelError, UsageError
-from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.models.language.language_recipe import Recipe, read_recipe
 from stride_cli.output import note
 
 CORPUS = "corpus.jsonl"
@@ -29,7 +29,6 @@ RUN = "stride_run.json"
 _ANSWERS = ("response", "completion")  # TRL calls it the latter
 _COMPARED = 100  # examples whose tokens are compared with those of every form
 _ENDS = 24  # characters of a text by which an example is known
-_TEXTS = ("text", "prompt", "messages")
 _COLUMNS = "text, prompt with response or completion, messages, or input_ids"
 
 Tokens = tuple[list[int], list[list[int]]]  # ids, and first and stop of what is scored
@@ -48,42 +47,41 @@ def write_corpus(
     examples: Sequence[Mapping[str, Any]],
     tokenizer: Any,
     path: Path,
-    trained: Callable[[int], Tokens] | None = None,
+    trained: Callable[[int], Tokens],
 ) -> Recorded:
     """Write the examples of a dataset as JSON Lines, in its order: document i is example i.
 
     An example has a text, a prompt with its response or completion, or messages (both in TRL's ways); one
-    that has been tokenised already is decoded, its prompt being what its labels leave out. Ids are those of a
+    that has been tokenised already is decoded, its prompt being what is not scored. Ids are those of a
     column "id" of different strings or numbers, else row numbers.
 
     Parameters
     ----------
-    trained : gives the tokens of example i, and which are scored, as the trainer has them; they are what an
-        index gets. Without it: by the tokenizer, in the form of a corpus
+    trained : gives the tokens of example i, and which are scored, as the trainer has them: an index gets them
 
     Raises
     ------
     UsageError      an example has none of that; most of the texts are others than the trainer's
     CorpusError     one is empty, or no text (names the line, which is the row from 1)
     """
-    ids = _ids(examples)
+    ids, decoded = _ids(examples), False
     with replacing(path) as fresh, fresh.open("x", encoding="utf-8") as out:
         for row in range(len(examples)):
             example = examples[row]
-            record = _record(example, tokenizer) if isinstance(example, Mapping) else None
+            record = _record(example) if isinstance(example, Mapping) else None
             if record is None:
                 has = ", ".join(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
                 raise UsageError(
                     f"example {row} of the training dataset has {has} (expected {_COLUMNS})",
                     fix="give the dataset as it was before it was tokenised: StrideCallback(out, dataset=…)",
                 )
-            if trained is not None:
-                tokens, scored = trained(row)
-                record["trained_on"] = {"input_ids": tokens, "scored": scored}
-            out.write(json.dumps({"id": ids[row] if ids else str(row), **record}) + "\n")
+            tokens, scored = trained(row)
+            decoded = not record
+            record = {"id": ids[row] if ids else str(row), **(record or _decoded(tokens, scored, tokenizer))}
+            record["trained_on"] = {"input_ids": tokens, "scored": scored}
+            out.write(json.dumps(record) + "\n")
     reading = ReadOptions(max_document_bytes=1 << 40)
     digest = chained(EMPTY_CORPUS, read_documents([str(path)], reading))
-    decoded = len(examples) > 0 and "input_ids" in examples[0] and not {*examples[0]} & {*_TEXTS}
     first = list(islice(read_documents([str(path)], reading), _COMPARED))
     if not decoded and 2 * sum(_is_other(document, tokenizer) for document in first) > len(first):
         raise UsageError(
@@ -95,8 +93,7 @@ def write_corpus(
 
 def _is_other(document: Document, tokenizer: Any) -> bool:
     """Tell whether neither the beginning nor the end of a text is in the tokens that the trainer had."""
-    if document.tokens is None:
-        return False
+    assert document.tokens is not None
     parts = [document.text] if document.text is not None else map(content_text, document.turns)
     first, *_, last = 2 * [part.strip() for part in parts]
     written = str(tokenizer.decode(document.tokens[0]))
@@ -134,29 +131,26 @@ def collated(loader: Any) -> Callable[[int], Tokens]:
     return tokens
 
 
-def find_form(documents: Sequence[Document], tokenizer: Any, decoded: bool = False) -> Form:
+def find_form(documents: Sequence[Document], tokenizer: Any, decoded: bool) -> Form:
     """Find the form in which a trainer had documents: the one whose tokens are most often the trainer's.
 
     What it has beyond the last answer (an end of text), or was cut off, is no difference. Of documents that
     were decoded from tokens, a conversation is known by the tokens that the template begins with.
     """
-    with_tokens = [each for each in documents if each.tokens is not None]
     bos = getattr(tokenizer, "bos_token_id", None)
-    if not with_tokens:
-        return Form.choose(tokenizer)
-    begins = any(each.tokens[0][:1] == [bos] for each in with_tokens if each.tokens)
+    begins = any(each.tokens[0][:1] == [bos] for each in documents if each.tokens)
     forms = [replace(PLAIN, bos=begins, between=between) for between in (None, "", "\n")]
     if template_of(tokenizer):
         now = datetime.now().isoformat(timespec="minutes")
         forms.append(
             Form("chat", bos=begins, clock=now if "strftime_now" in template_of(tokenizer) else None)
         )
-    alike = {form: sum(_alike(each, tokenizer, form, decoded) for each in with_tokens) for form in forms}
+    alike = {form: sum(_alike(each, tokenizer, form, decoded) for each in documents) for form in forms}
     best = max(forms, key=alike.__getitem__)
-    if left := len(with_tokens) - alike[best]:
+    if left := len(documents) - alike[best]:
         how = "the chat template" if best.name == "chat" else "that form: prompt and response joined"
         note(
-            f"warning: {left} of {len(with_tokens)} examples are not what their texts give in {how}; the "
+            f"warning: {left} of {len(documents)} examples are not what their texts give in {how}; the "
             "index gets the trainer's tokens, but prompts are asked so"
         )
     return replace(best, source="run")
@@ -185,8 +179,8 @@ def _ids(examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
     return ids if len(set(ids)) == len(examples) and all(ids) else None
 
 
-def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None:
-    """Turn an example into a corpus record; None where it has no text."""
+def _record(example: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Turn an example into a corpus record; empty where it has only tokens, None where it has neither."""
     prompt = example.get("prompt")
     answer = next((example[name] for name in _ANSWERS if example.get(name) is not None), None)
     if example.get("messages") is not None:
@@ -198,9 +192,7 @@ def _record(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any] | None
         return {"messages": _messages([*prompt, *answer])}
     if example.get("text") is not None:
         return {"text": example["text"]}
-    if example.get("input_ids") is not None:
-        return _decoded(example, tokenizer)
-    return None
+    return None if example.get("input_ids") is None else {}
 
 
 def _messages(messages: Sequence[Any]) -> list[Any]:
@@ -213,13 +205,9 @@ def _messages(messages: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _decoded(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    tokens = [int(token) for token in example["input_ids"]]
-    labels = tokens if example.get("labels") is None else [int(label) for label in example["labels"]]
-    if example.get("attention_mask") is not None:
-        kept = [place for place, seen in enumerate(example["attention_mask"]) if seen]
-        tokens, labels = [tokens[place] for place in kept], [labels[place] for place in kept]
-    start = next((place for place, label in enumerate(labels) if label != -100), 0)
+def _decoded(tokens: list[int], scored: list[list[int]], tokenizer: Any) -> dict[str, Any]:
+    """Turn tokens into a corpus record, whose prompt is what comes before the first that is scored."""
+    start = scored[0][0] if scored else 0
     if start > 1:  # more than the BOS, which nobody scores
         return {
             "prompt": tokenizer.decode(tokens[:start], skip_special_tokens=True),
@@ -230,11 +218,10 @@ def _decoded(example: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The sources, model, block size and form from which a recorded training's index is built."""
+    """The sources, recipe and form from which a recorded training's index is built."""
 
     sources: list[str]
-    model: str
-    block_size: int
+    recipe: Recipe
     form: Form | None
 
 
@@ -260,7 +247,7 @@ def find_run(directory: str | Path) -> RecordedRun:
             fix=f"give it: stride index build CORPUS --model {directory}",
         )
     told = json.loads((directory / RUN).read_text()) if (directory / RUN).is_file() else {}
-    return RecordedRun(sources, str(directory), recipe.block_size, Form.recorded(told))
+    return RecordedRun(sources, recipe, Form.recorded(told))
 
 
 class RecordedOrder:

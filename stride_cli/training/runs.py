@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from stride_cli import output
 from stride_cli.corpus.chunking import Chunk, DocumentTokenizer
 from stride_cli.corpus.documents import EMPTY_CORPUS, Document, chained
 from stride_cli.corpus.readers import ReadOptions, open_documents
 from stride_cli.errors import CorpusError
+from stride_cli.models.devices import resolve_device
 from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.lora import merged_weights
 from stride_cli.training.epoch_batches import plan_epoch
 from stride_cli.training.language_loop import TrainingResult, mean_loss, train
+from stride_cli.training.options import LanguageOptions
 from stride_cli.training.run_directory import RunDirectory, save_model
 
 _BATCH = 256
@@ -117,15 +118,14 @@ def run_recipe(
     chunks: Sequence[Any],
     tokenizer: Any,
     *,
-    device: torch.device,
-    checkpoints: int,
+    options: LanguageOptions,
     save_seconds: float,
 ) -> Trained:
     """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
     publish it with `tokenizer` (see `save_model`)."""
-    model = model.to(device)
+    model = model.to(resolve_device(options.device))
     before = mean_loss(model, chunks, recipe) if recipe.kind == "finetune" else None
-    marks = run.marks(recipe.steps, checkpoints)
+    marks = run.marks(recipe.steps, options.checkpoints)
 
     def save_checkpoint(step: int) -> None:
         if step in marks:

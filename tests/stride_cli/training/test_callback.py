@@ -219,21 +219,22 @@ def test_what_cannot_be_recorded_is_refused_before_the_first_step(
     ],
 )
 def test_examples_of_every_form_become_documents(tokenizer, tmp_path: Path, example, expected) -> None:
-    found = write_corpus([example], tokenizer, tmp_path / "corpus.jsonl")
-    assert json.loads((tmp_path / "corpus.jsonl").read_text()) == {"id": "0", **expected}
+    tokens = tokenizer("a b", add_special_tokens=False)["input_ids"], [[1, 3]]
+    found = write_corpus([example], tokenizer, tmp_path / "corpus.jsonl", lambda row: tokens)
+    record = json.loads((tmp_path / "corpus.jsonl").read_text())
+    assert record.pop("trained_on")["input_ids"] == tokens[0] and record == {"id": "0", **expected}
     assert found.documents == 1
 
 
 def test_tokens_become_the_texts_that_they_were(documents, tokenizer, tmp_path: Path, capsys) -> None:
     texts = [document["text"] for document in documents]
     tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
-    write_corpus(rows, tokenizer, tmp_path / "corpus.jsonl")
-    lines = (tmp_path / "corpus.jsonl").read_text().splitlines()
+    out, rows = tmp_path / "corpus.jsonl", [{"input_ids": ids} for ids in tokens]
+    write_corpus(rows, tokenizer, out, lambda row: (tokens[row], [[0, len(tokens[row])]]))
+    lines = out.read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == texts and not capsys.readouterr().err
-    labels = [-100] * 4 + tokens[0][4:]
-    write_corpus([{"input_ids": tokens[0], "labels": labels}], tokenizer, tmp_path / "corpus.jsonl")
-    found = json.loads((tmp_path / "corpus.jsonl").read_text())
+    write_corpus(rows[:1], tokenizer, out, lambda row: (tokens[0], [[4, len(tokens[0])]]))
+    found = json.loads(out.read_text())
     assert found["prompt"] + found["response"] == texts[0] and found["prompt"]
 
 
