@@ -116,9 +116,9 @@ class StrideCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Note which pass begins."""
-        if self._run is not None and self._order is not None:
+        if self._order is not None:
             self._order.epoch = math.floor((state.epoch or 0) + 1e-6)
-            self._save_order(self._run)
+            self._save_order()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Keep a checkpoint where one is due."""
@@ -141,28 +141,27 @@ class StrideCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write the order so far: the training may go on from here after a kill."""
-        if self._run is not None:
-            self._save_order(self._run)
+        self._save_order()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write the model, and let the directory appear."""
         if self._run is None:
             return
+        self._save_order()
         run, self._run = self._run, None
         recipe = run.load_recipe()
         assert recipe is not None
         run.save_recipe(replace(recipe, steps=state.global_step, epochs=float(state.epoch or recipe.epochs)))
-        self._save_order(run)
         _save_whole(given, run.model)
         run.save_log(self._log)
         run.publish()
         _unfinished.pop(self._out.absolute(), None)
         note(f"recorded the training in {self._out}; next: stride index build --from-run {self._out}")
 
-    def _save_order(self, run: RunDirectory) -> None:
-        if self._order is None:
+    def _save_order(self) -> None:
+        if self._run is None or self._order is None:
             return
-        folder = run.model / "order"
+        folder = self._run.model / "order"
         make_directory(folder)
         for epoch in [epoch for epoch in self._order.drawn if epoch <= self._order.epoch]:
             data = io.BytesIO()

@@ -113,12 +113,11 @@ def _make_optimizer(network: nn.Module, recipe: ClassifierRecipe) -> torch.optim
 
 
 def members_of(rows: np.ndarray | None, n_rows: int) -> np.ndarray:
-    rows = np.arange(n_rows) if rows is None else np.asarray(rows)
-    if rows.dtype == bool:
-        rows = np.flatnonzero(rows)
-    if len(rows) == 0:
+    """Resolve a mask or numbers of rows to numbers, (m,) int64; default: all."""
+    members = np.arange(n_rows)[slice(None) if rows is None else rows]
+    if len(members) == 0:
         raise CorpusError("there is no row to train on", fix="give a subset of one row or more")
-    return rows.astype(np.int64)
+    return members
 
 
 def diverged(loss: float, epoch: int, name: str | None = None) -> NumericalError:

@@ -48,14 +48,10 @@ def plan_epoch(
 
     Parameters
     ----------
-    lengths : ndarray (n,) int64
-        Tokens of each chunk.
-    members : ndarray (m,) int64
-        The chunks to train on, ascending.
-    batch_tokens : int
-        A batch holds at most this many tokens, padding included, and at least one chunk.
-    among : ndarray (M,) int64, optional
-        The chunks of which the members are a part, ascending; default: the members are all.
+    lengths : (n,) int64              tokens of each chunk
+    members : (m,) int64              the chunks to train on, ascending
+    batch_tokens : int                most tokens of a batch, padding included; it has one chunk at least
+    among : (M,) int64, optional      the chunks of which the members are a part, ascending; default: all
 
     Returns
     -------

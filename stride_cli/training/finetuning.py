@@ -48,12 +48,9 @@ def finetune_model(
 
     Parameters
     ----------
-    sources : sequence of str
-        As for `read_documents`; the corpus is held in memory.
-    model : str or Path
-        Directory, hub id or .gguf file; it is not changed.
-    out : str or Path
-        As for `train_model`.
+    sources : sequence of str     as for `read_documents`; the corpus is held in memory
+    model : str or Path           directory, hub id or .gguf file; it is not changed
+    out : str or Path             as for `train_model`
 
     Raises
     ------

@@ -98,30 +98,22 @@ def train(
 
     Parameters
     ----------
-    model : PreTrainedModel
-        As from `initial_model(recipe)`, on the device to train on.
-    chunks : sequence of Chunk
-        Of the whole corpus; chunk i is chunk i of an index with the same tokenizer and block size.
+    model : PreTrainedModel             as from `initial_model(recipe)`, on the device to train on
+    chunks : sequence of Chunk          of the whole corpus; chunk i is chunk i of an index with the same
+                                        tokenizer and block size
     recipe : Recipe
-    subset : ndarray (n,) bool or (m,) int64, optional
-        Train on these chunks only, with as many passes over them as the recipe makes over all (so m/n of its
-        steps).
-    kept : (Path, float), optional
-        A file for the state of the run, read, if there, to go on from; and the seconds between two writes,
-        more where writing takes long.
-    optimizers : list, optional
-        As from `make_optimizers`, for a caller that looks at their states.
-    after_step : callable, optional
-        Called with the number of each step once it is done.
-    ticker : Ticker, optional
-        Told of each step.
+    subset : (n,) bool or (m,) int64, optional      train on these chunks only, with as many passes over them
+                                        as the recipe makes over all (so m/n of its steps)
+    kept : (Path, float), optional      a file for the state of the run, read, if there, to go on from; and
+                                        the seconds between two writes, more where writing takes long
+    optimizers : list, optional         as from `make_optimizers`, for a caller that looks at their states
+    after_step : callable, optional     called with the number of each step once it is done
+    ticker : Ticker, optional           told of each step
 
     Raises
     ------
-    CorpusError
-        The subset has no scored token.
-    NumericalError
-        The loss is not finite.
+    CorpusError         the subset has no scored token
+    NumericalError      the loss is not finite
     """
     began = time.monotonic()
     # 1. Plan the passes; take up the run where its state says

@@ -84,18 +84,13 @@ class LanguageTrainer:
 
     def models(self, jobs: Sequence[Job]) -> Iterator[Any]:
         """Yield the retrained models in order: PreTrainedModel, in eval mode, on the trainer's device."""
-        found = [self._kept(job) for job in jobs]
-        missing = [job for job, model in zip(jobs, found, strict=True) if model is None]
-        trained = self._train(missing)
-        for model in found:
-            yield next(trained) if model is None else model
-
-    def _train(self, jobs: Sequence[Job]) -> Iterator[Any]:
         for job in jobs:
-            recipe = self.recipe.with_seed(job.seed)
-            model = initial_model(recipe, self.permissions).to(self.device)
-            train(model, self.chunks, recipe, subset=job.mask)
-            self._save(job, model)
+            model = self._kept(job)
+            if model is None:
+                recipe = self.recipe.with_seed(job.seed)
+                model = initial_model(recipe, self.permissions).to(self.device)
+                train(model, self.chunks, recipe, subset=job.mask)
+                self._save(job, model)
             yield model
 
     def _file(self, job: Job) -> Path | None:
@@ -149,14 +144,17 @@ def open_language_trainer(
     ------
     ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
     """
-    recipe = own_recipe(workspace, recipe)
-    chunks = index_chunks(workspace)
-    trainer = LanguageTrainer(recipe, chunks, queries, str(workspace.model.device), keep)
-    trainer.permissions = workspace.model.spec.permissions
-    trainer.peak_bytes = training_bytes(workspace.model, recipe.batch_tokens)
-    if workspace.model.n_parameters < _WAITS:
-        trainer.on_one_gpu = _ON_ONE_GPU
-    return trainer
+    recipe, model = own_recipe(workspace, recipe), workspace.model
+    return LanguageTrainer(
+        recipe,
+        index_chunks(workspace),
+        queries,
+        str(model.device),
+        keep,
+        peak_bytes=training_bytes(model, recipe.batch_tokens),
+        on_one_gpu=_ON_ONE_GPU if model.n_parameters < _WAITS else 1,
+        permissions=model.spec.permissions,
+    )
 
 
 def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) -> Recipe:
@@ -166,21 +164,21 @@ def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) 
     ------
     ModelError      no recipe, or one of another corpus, block size or tokenizer than the index
     """
+    model, path = workspace.model, workspace.model.path
     if isinstance(recipe, str | Path):
         recipe = _read(Path(recipe))
+    if recipe is None and path is not None:
+        recipe = read_recipe(path)
     if recipe is None:
-        recipe = None if workspace.model.path is None else read_recipe(workspace.model.path)
-    if recipe is None:
-        model = workspace.model
         raise ModelError(
-            f"the model '{model.path or model.name}' has no recipe ({FILE_NAME}), so it cannot be "
+            f"the model '{path or model.name}' has no recipe ({FILE_NAME}), so it cannot be "
             "trained again on subsets",
             fix="make it with `stride model train` or `stride model finetune`, or give --recipe FILE or "
             "--command 'python train.py --mask {mask} --out {out}'",
         )
     if recipe.kind == RECORDED:
         raise ModelError(
-            f"the model '{workspace.model.path or workspace.model.name}' was trained by transformers' "
+            f"the model '{path or model.name}' was trained by transformers' "
             "Trainer, as StrideCallback recorded it, and that loop is not repeated here on subsets",
             fix="give that training as --command 'python train.py --mask {mask} --out {out}'; the mask is "
             "over the index's chunks",

@@ -35,20 +35,16 @@ class RunDirectory:
 
     Parameters
     ----------
-    out : Path
-        Where the model goes.
-    request : mapping
-        All that was asked for, corpus fingerprint included; JSON values. A partial run is gone on with only
-        if its request is the same.
-    overwrite : bool
-        Discard another request's partial run, and replace what is at `out` once the new model is whole.
+    out : Path             where the model goes
+    request : mapping      all that was asked for, corpus fingerprint included; JSON values. A partial run is
+                           gone on with only if its request is the same
+    overwrite : bool       discard another request's partial run, and replace what is at `out` once the new
+                           model is whole
 
     Raises
     ------
-    UsageError
-        Something is at `out`, or the unfinished run there is of another request.
-    IndexBusy
-        Another process is training there.
+    UsageError      something is at `out`, or the unfinished run there is of another request
+    IndexBusy       another process is training there
     """
 
     def __init__(self, out: Path, request: Mapping[str, Any], *, overwrite: bool) -> None:
