@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -433,21 +433,15 @@ def compare_corpus(
     if recall("corpora", known) is not None:
         return "same", index.n_documents
     documents, log = open_documents(sources, reading)
-    count = 0
-
-    def counted() -> Iterator[Document]:
-        nonlocal count
-        for document in _with_progress(documents, log, "comparing the corpus with its index"):
-            count += 1
-            yield document
-
-    found, sizes = counted(), _sizes_of_parts(index)
+    read = _with_progress(documents, log, "comparing the corpus with its index")
+    counter = itertools.count()
+    found, sizes = (each for each, _ in zip(read, counter, strict=False)), _sizes_of_parts(index)
     # each part has a chain of its own; what was appended goes on from the digest of all
     parts = [chained(EMPTY_CORPUS, itertools.islice(found, size)) for size in sizes]
     start = merged_digest(parts) if parts else EMPTY_CORPUS
     digest = chained(start, itertools.islice(found, index.n_documents - sum(sizes)))
-    for _ in found:
-        pass  # count the others
+    deque(found, maxlen=0)  # reads the others
+    count = next(counter)
     if digest != index.attributes["fingerprints"]["corpus"]:
         return "other", count
     if count > index.n_documents:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,10 @@ from stride_cli.options import option
 
 # the place of ids that an index has already; that of a line is (number of its source) << 40 | line
 _KNOWN = 1
-_FEW = 20_000  # held in memory
-_CACHE_KB = 4096
 _OPENING = (
     "PRAGMA journal_mode = OFF",
     "PRAGMA synchronous = OFF",
-    f"PRAGMA cache_size = -{_CACHE_KB}",
+    "PRAGMA cache_size = -4096",  # kB
     "BEGIN",  # never committed: what the cache cannot hold goes to the file, and all of it with the read
     "CREATE TABLE seen (digest BLOB PRIMARY KEY, place INTEGER) WITHOUT ROWID",
 )
@@ -38,7 +36,7 @@ _OPENING = (
 class SeenIds:
     """Ids by 16-byte digest, with where each was first seen.
 
-    The first 20,000 are in memory. More are in a SQLite table in a file without a name, some 40 bytes each.
+    They are in a SQLite table, some 40 bytes each: some 100,000 in memory, more in a file without a name.
 
     Args:
         known: Ids taken from the start.
@@ -53,16 +51,13 @@ class SeenIds:
         self._names: list[str] = ["the index that is appended to"]
         self._number: dict[str, int] = {}
         self._directory = Path(tempfile.gettempdir()) if directory is None else directory
-        self._few: dict[bytes, int] = {}
-        self._table: sqlite3.Connection | None = None
         for name in known:
             self._place(name, _KNOWN)
 
     def take(self, name: str, source: str, line: int) -> str | None:
         """Take an id; return None where it was free, else where it was first seen."""
-        number = self._number.get(source)
-        if number is None:
-            number = self._number[source] = len(self._names)
+        number = self._number.setdefault(source, len(self._names))
+        if number == len(self._names):
             self._names.append(source)
         first = self._place(name, number << 40 | line)
         if first is None:
@@ -73,13 +68,7 @@ class SeenIds:
     def _place(self, name: str, place: int) -> int | None:
         """Enter an id; return None where it was new, else the place that it was entered with."""
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        if self._table is None and len(self._few) < _FEW:
-            first = self._few.get(digest)
-            self._few.setdefault(digest, place)
-            return first
         try:
-            if self._table is None:
-                self._table = self._open()
             if self._table.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, place)).rowcount:
                 return None
         except sqlite3.OperationalError as error:
@@ -89,16 +78,14 @@ class SeenIds:
         (found,) = self._table.execute("SELECT place FROM seen WHERE digest = ?", (digest,)).fetchone()
         return int(found)
 
-    def _open(self) -> sqlite3.Connection:
-        """Make the table, with the ids that were in memory."""
+    @cached_property
+    def _table(self) -> sqlite3.Connection:
         with storage(self._directory, 0), tempfile.NamedTemporaryFile(dir=self._directory) as file:
             # one thread may open what another reads
             table = sqlite3.connect(file.name, isolation_level=None, check_same_thread=False)
             weakref.finalize(self, table.close)
             for statement in _OPENING:
                 table.execute(statement)
-        table.executemany("INSERT INTO seen VALUES (?, ?)", self._few.items())
-        self._few.clear()
         return table
 
 
@@ -488,20 +475,18 @@ def _empty(where: str, what: str) -> CorpusError:
     return bad(where, "a document with text", f"{what} empty", fix)
 
 
+# bool before int, which it is one of
+_TYPES: tuple[tuple[Any, str], ...] = (
+    (type(None), "nothing (null)"), (bool, "true or false"), (int | float, "a number"), (str, "a string"),
+    (list, "a list"), (dict, "an object"), (bytes, "raw bytes"),
+)  # fmt: skip
+
+
 def type_name(value: Any) -> str:
     """Name the type of a JSON value."""
-    if value is None:
-        return "nothing (null)"
-    if isinstance(value, bool):
-        return "true or false"
     if isinstance(value, float) and value != value:
         return "the number NaN"
-    if isinstance(value, int | float):
-        return "a number"
-    for kind, name in ((str, "a string"), (list, "a list"), (dict, "an object"), (bytes, "raw bytes")):
-        if isinstance(value, kind):
-            return name
-    return type(value).__name__
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), type(value).__name__)
 
 
 def listed(names: Iterable[str]) -> str:

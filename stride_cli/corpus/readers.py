@@ -77,7 +77,7 @@ def open_documents(
 ) -> tuple[Iterator[Document], ReadLog]:
     """Stream the documents of a corpus in order; also the log of the read.
 
-    Memory: one document, and up to 20,000 ids seen; more of them are on disk, some 40 bytes each.
+    Memory: one document, and some 100,000 ids seen; more of them are on disk, some 40 bytes each.
 
     Args:
         sources: Files (JSON Lines, Parquet, Arrow, plain text with one document a file; .gz and .zst of the

@@ -6,7 +6,6 @@ as files on disk are, so that a bad row is named by file and row.
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
 import os
@@ -15,7 +14,6 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +21,7 @@ from typing import Any, Literal
 from stride_cli import output
 from stride_cli.corpus.documents import bad, listed
 from stride_cli.corpus.options import Share
-from stride_cli.errors import CorpusError, first_line, require_extra
+from stride_cli.errors import CorpusError, MissingExtraError, first_line, require_extra
 from stride_cli.hub import HUB, HubAddress, hub_api, hub_errors, split_and_config
 
 Kind = Literal["jsonl", "text", "parquet", "arrow"]
@@ -41,6 +39,7 @@ _REFUSED_SUFFIXES = {
 }  # fmt: skip
 # undoes a suffix, or a magic number, that is not read here
 UNPACK = {".bz2": "bzip2 -dc", ".xz": "xz -dc", "bzip2": "bzip2 -dc", "xz": "xz -dc", "LZ4": "lz4 -dc"}
+CONVERT = "convert it to JSON Lines: one object a line with 'id' and 'text'"
 SKIPS_TOLD = 10
 
 
@@ -154,12 +153,11 @@ def file_bytes(source: Source) -> int | None:
 def _source(name: str) -> Source:
     state = _state_of(name)
     if state is None:
-        raise _absent(name)
+        shown = name.replace("\0", "\\0")
+        fix = f"check the name: ls -l {shlex.quote(str(Path(shown).parent))}; '-' reads from stdin"
+        raise CorpusError(f"{shown}: no such file", fix=fix)
     if stat.S_ISDIR(state.st_mode):
-        fix = (
-            f"name the files in it: '{name.rstrip('/')}/*.jsonl' (a folder of tables, or one that datasets "
-            "saved, can be given as it is)"
-        )
+        fix = f"name the files in it: '{name.rstrip('/')}/*.jsonl'; tables, and what datasets saved, are read"
         raise bad(name, "a file of documents", "a directory", fix)
     return Source(name, Path(name), _kind(Path(name), stat.S_ISREG(state.st_mode)))
 
@@ -171,34 +169,17 @@ def _state_of(given: str) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         return None
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG and glob.has_magic(given):
-            return None
         raise unreadable(given, error) from None
 
 
 def _matches(pattern: str) -> list[str]:
     """List the files that a pattern matches, sorted by name."""
-    names: list[str] = []
-    with suppress(ValueError, OSError):
-        # not Path.glob: the names must stay as given, for they become ids of text files
-        found = glob.glob(pattern, recursive=True)  # noqa: PTH207
-        names = sorted(name for name in found if Path(name).is_file())
-    if not names:
-        raise CorpusError(
-            f"{pattern}: the pattern matches no file",
-            fix=f"list what is there: ls {Path(pattern).parent}; in quotes, '**' goes into sub-directories",
-        )
-    return names
-
-
-def _absent(given: str) -> CorpusError:
-    if "\0" not in given and Path(given).is_symlink():
-        found = f"a symbolic link to nothing: {Path(given).readlink()}"
-        return bad(given, "a file", found, f"check the link: ls -l {shlex.quote(given)}")
-    shown = given.replace("\0", "\\0")
-    return CorpusError(
-        f"{shown}: no such file", fix=f"check the name: ls {Path(shown).parent}; '-' reads from stdin"
-    )
+    # not Path.glob: the names must stay as given, for they become ids of text files
+    names = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    if not (files := sorted(name for name in names if Path(name).is_file())):
+        fix = f"list what is there: ls {Path(pattern).parent}; in quotes, '**' goes into sub-directories"
+        raise CorpusError(f"{pattern}: the pattern matches no file", fix=fix)
+    return files
 
 
 def unreadable(name: str, error: OSError, doing: str = "opened") -> CorpusError:
@@ -213,9 +194,7 @@ def _kind(path: Path, regular: bool) -> Kind:
         suffixes.pop()
     last = suffixes[-1] if suffixes else ""
     if last in _REFUSED_SUFFIXES:
-        fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
-        if last in UNPACK:
-            fix = piped(UNPACK[last], str(path))
+        fix = piped(UNPACK[last], str(path)) if last in UNPACK else CONVERT
         wanted = "JSON Lines (.jsonl, .gz, .zst), Parquet or plain text"
         raise bad(str(path), wanted, f"'{last}'", fix)
     # a named pipe or /dev/fd/63 of `<(…)` has no suffix and holds records, as stdin does
@@ -230,7 +209,6 @@ def piped(command: str, name: str) -> str:
 
 _READ = re.compile(r".*\.(parquet|pq|arrow|(jsonl|ndjson|json)(\.gz|\.zst)?)", re.IGNORECASE)
 _COMMIT = re.compile("[0-9a-f]{40}")
-_SAVE_AGAIN = "save it again with save_to_disk; a copy may have been cut off"
 
 
 def pinned(given: str) -> str:
@@ -267,11 +245,10 @@ def fetch_files(given: str) -> list[tuple[str, Path]]:
     with hub_errors(address):
         names = _below(address) if address.path else _of_split(address)
         api, found = hub_api(), []
+        of = {"repo_id": address.repository, "repo_type": "dataset", "revision": address.revision}
         for name in names:
-            local = api.hf_hub_download(
-                address.repository, name, repo_type="dataset", revision=address.revision
-            )
-            found.append((str(HubAddress(address.repository, address.revision[:12], name)), Path(local)))
+            shown = HubAddress(address.repository, address.revision[:12], name)
+            found.append((str(shown), Path(api.hf_hub_download(filename=name, **of))))
         return found
 
 
@@ -284,33 +261,31 @@ def _below(address: HubAddress) -> list[str]:
         return [address.path]
     below = [name for name in files if name.startswith(f"{address.path}/") and _READ.fullmatch(name)]
     if not below:
-        shown = ", ".join(files[:5]) + (", …" if len(files) > 5 else "")
-        raise CorpusError(
-            f"{address}: the dataset has no such file, and no folder of Parquet, Arrow or JSON Lines",
-            fix=f"it has: {shown or 'nothing'}",
-        )
+        found = "the dataset has no such file, and no folder of Parquet, Arrow or JSON Lines"
+        raise CorpusError(f"{address}: {found}", fix=f"it has: {listed(files)}")
     return below
 
 
 def _of_split(address: HubAddress) -> list[str]:
     """List the files of a split, which `datasets` finds by names and the card; no code of it runs."""
+    config = address.config or None
     try:
-        import datasets
-    except ImportError:
-        raise require_extra("datasets", "datasets") from None
-    try:
-        builder = datasets.load_dataset_builder(
-            address.repository, address.config or None, revision=address.revision
-        )
+        builder = _datasets().load_dataset_builder(address.repository, config, revision=address.revision)
     except (ValueError, FileNotFoundError, RuntimeError) as error:  # no such config; no data; only a script
-        raise CorpusError(
-            f"{address}: expected a dataset of files, found: {first_line(error)}",
-            fix="name the configuration with ?config=NAME, or files with a path behind the name",
-        ) from error
+        fix = "name the configuration with ?config=NAME, or files with a path behind the name"
+        raise bad(str(address), "a dataset of files", first_line(error), fix) from error
     files: dict[str, Any] = {str(split): found for split, found in (builder.config.data_files or {}).items()}
     start = f"hf://datasets/{address.repository}@{address.revision}/"
     names = files[_chosen(list(files), address.split, str(address))]
     return [str(name).removeprefix(start) for name in names]
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise require_extra("datasets", "datasets") from None
+    return datasets
 
 
 def _chosen(splits: list[str], wanted: str, where: str) -> str:
@@ -332,52 +307,30 @@ def find_folder(given: str) -> list[Path] | None:
     Raises:
         CorpusError: It is damaged, or the split is not there.
     """
+    # os.path, which takes a name that is too long, or has a NUL, for no folder
     folder, wanted = Path(given), ""
-    if not _is_folder(folder):
+    if not os.path.isdir(given):  # noqa: PTH112
         name, _, query = given.rpartition("?")
-        folder = Path(name)
-        if not query.startswith("split=") or not _is_folder(folder):
+        if not query.startswith("split=") or not os.path.isdir(name):  # noqa: PTH112
             return None
-        wanted = split_and_config(query, given).get("split", "")
-    if (folder / "dataset_dict.json").is_file():
-        splits = _read_list(folder / "dataset_dict.json", "splits", str)
-        folder = folder / _chosen(splits, wanted, given)
-    elif wanted:
+        folder, wanted = Path(name), split_and_config(query, given).get("split", "")
+    splits = (folder / "dataset_dict.json").is_file()
+    if wanted and not splits:
         raise bad(given, "a folder with splits (dataset_dict.json)", "none", "leave out ?split=")
-    if (folder / "state.json").is_file():
-        return _saved(folder)
-    tables = [sorted(path for path in folder.glob(f"*{suffix}")) for suffix in (".parquet", ".arrow")]
-    return tables[0] or tables[1] or None
-
-
-def _is_folder(path: Path) -> bool:
+    if not splits and not (folder / "state.json").is_file():
+        tables = [sorted(path for path in folder.glob(f"*{suffix}")) for suffix in (".parquet", ".arrow")]
+        return tables[0] or tables[1] or None
     try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL
-        return False
-
-
-def _saved(folder: Path) -> list[Path]:
-    """List the files of a dataset saved by `save_to_disk`, in its order."""
-    state = folder / "state.json"
-    names = [entry.get("filename") for entry in _read_list(state, "_data_files", dict)]
-    if json.loads(state.read_bytes()).get("_indices_data_files"):
-        fix = "write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)"
+        found = _datasets().load_from_disk(str(folder), keep_in_memory=False)
+    except MissingExtraError:
+        raise
+    except Exception as error:  # of JSON, its keys, pyarrow …
+        fix = "save it again with save_to_disk; a copy may have been cut off"
+        raise CorpusError(f"{folder}: cannot be read: {first_line(error)}", fix=fix) from None
+    if splits:
+        split = _chosen(list(found), wanted, given)
+        folder, found = folder / split, found[split]
+    if json.loads((folder / "state.json").read_bytes()).get("_indices_data_files"):  # of datasets 1
+        fix = "write it again: load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER), by datasets 1"
         raise bad(str(folder), "a dataset whose rows are in order", "one of selected rows", fix)
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CorpusError(
-                f"{state}: expected names of files in it, found {name!r}"[:300], fix=_SAVE_AGAIN
-            )
-    return [folder / name for name in names]
-
-
-def _read_list(file: Path, key: str, kind: type) -> list[Any]:
-    """Read the list under a key of a small file of JSON."""
-    try:
-        found = json.loads(file.read_bytes())[key]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorpusError(f"{file}: cannot be read: {first_line(error)}", fix=_SAVE_AGAIN) from None
-    if not isinstance(found, list) or not all(isinstance(entry, kind) for entry in found):
-        raise bad(str(file), f"a list in '{key}'", "something else", _SAVE_AGAIN)
-    return found
+    return [folder / Path(file["filename"]).name for file in found.cache_files]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from stride_cli.corpus.documents import bad
-from stride_cli.corpus.sources import UNPACK, ReadLog, Source, piped, unreadable
+from stride_cli.corpus.sources import CONVERT, UNPACK, ReadLog, Source, piped, unreadable
 from stride_cli.errors import CorpusError, require_extra
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -82,10 +82,8 @@ def refuse_foreign(head: bytes, name: str) -> None:
     if kind.startswith("UTF"):
         shown = "FILE" if name == "<stdin>" else shlex.quote(name)
         raise bad(f"{name}:1", "UTF-8", kind, f"convert it: iconv -f {kind} -t UTF-8 {shown} > CONVERTED")
-    fix = "convert it to JSON Lines: one object a line with 'id' and 'text'"
-    if kind in UNPACK:
-        fix = piped(UNPACK[kind], name)
-    elif kind in ("Parquet", "Arrow"):
+    fix = piped(UNPACK[kind], name) if kind in UNPACK else CONVERT
+    if kind in ("Parquet", "Arrow"):
         fix = f"give it as a file whose name ends in .{kind.lower()}"
     raise bad(f"{name}:1", "JSON Lines or plain text", kind, fix)
 

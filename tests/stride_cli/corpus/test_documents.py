@@ -6,11 +6,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index_format.errors import StorageFull
-from stride_cli.corpus import documents as module
 from stride_cli.corpus.documents import Document, SeenIds
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -36,16 +35,10 @@ def test_digests_are_equal_where_the_documents_are_and_only_there(some: list[Doc
         assert a.digest(b"\0" * 32) != a.digest()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lines=st.lists(st.tuples(st.integers(0, 3000), st.sampled_from(["a.jsonl", "b.jsonl"])), max_size=200),
-    few=st.integers(0, 300),
-)
-def test_ids_seen_are_told_with_their_first_place(
-    monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]], few: int
-) -> None:
-    """Against a dict; in memory at first, then in the table."""
-    monkeypatch.setattr(module, "_FEW", few)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from(["a.jsonl", "b.jsonl"])), max_size=200))
+def test_ids_seen_are_told_with_their_first_place(lines: list[tuple[int, str]]) -> None:
+    """Against a dict."""
     table = SeenIds(["known"])
     first: dict[str, str] = {"known": "the index that is appended to"}
     for line, (number, source) in enumerate([*lines, *lines, (0, "a.jsonl")], 1):
@@ -57,7 +50,7 @@ def test_ids_seen_are_told_with_their_first_place(
 
 
 def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    seen = SeenIds((f"known {number}" for number in range(module._FEW + 1)), tmp_path)
+    seen = SeenIds((f"known {number}" for number in range(20_001)), tmp_path)
     seen._table.execute("PRAGMA max_page_count = 400")
     with pytest.raises(StorageFull) as full:
         for number in range(60_000):
