@@ -143,7 +143,7 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     ]
     # what every chunk has by its own gradient, asked of the whole response and not made smaller
     session = server.service.shelf.find(None).session()
-    options = QueryOptions(read=session.index.n_chunks, redundancy=0.0)
+    options = QueryOptions(read=session.index.n_chunks, shrink=False, redundancy=0.0)
     (dense,) = solutions_dense([session.query(PROMPT, options).solution])
     for document, influence in zip(found["documents"], found["whole"], strict=True):
         chunks = session.index.document_chunks(server.service.shelf.find(None).number(document))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.attribution.estimates import Shared
+from stride_cli.attribution.direct import Exact
+from stride_cli.attribution.estimates import shared_credit
 from stride_cli.operators import redundancy
 from stride_cli.operators.projections import Folding, Projections, encode
 from stride_cli.operators.redundancy import Redundancy, read_redundancy
@@ -76,7 +77,8 @@ def test_copies_share_alike_whichever_were_drawn(noise: float, monkeypatch: pyte
     assert shares.std() < 0.05 * abs(shares.mean())
     # what they say alike is shared out: of a query that all of them answer, next to nothing is left
     influences = values @ one / (one @ one)
-    shared = Shared.of(found, 10.0, [(np.arange(N), influences, 1.0)])
+    every = Exact(np.arange(N), influences, 1.0, 0.0)
+    shared = shared_credit(found, 10.0, N, lambda start, stop: (influences[start:stop],) * 2, every)
     left = (influences - shared[np.arange(N)])[copies]
     assert left.std() < 0.05 and abs(left.mean()) < 0.2
 
