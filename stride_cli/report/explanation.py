@@ -272,7 +272,7 @@ def what_scores_are(record: Record) -> str:
 def _looked_at(record: Record) -> str:
     """Say as a clause which documents to look at."""
     weighted, supporters = _weighted(record), _supporters(record)
-    some = bool(record["recovery"]["nonzeros"])  # have a weight, whether they are listed or not
+    some = bool(_weights(record))  # have a weight, whether they are listed or not
     if some and not record["hits"] and not record["opposers"]:
         return "conclude nothing yet, for no document is listed (--top says how many are)"
     if not weighted:
@@ -291,6 +291,8 @@ def _looked_at(record: Record) -> str:
             f"{first['document']}, holds only {_percent(first['share'])} of all influence"
         )
     prominent = [hit for hit in weighted if hit["share"] >= _FELLOW * first["share"]]
+    # what is no stronger than what unrelated prompts get is named only where it is all there is
+    prominent = [hit for hit in prominent if hit is first or not _below(hit)]
     support = [hit for hit in prominent if hit["sign"] == "supports"]
     oppose = [hit for hit in prominent if hit["sign"] == "opposes"]
     held = f"{_percent(sum(hit['share'] for hit in prominent))} of all influence"
@@ -359,9 +361,19 @@ def _weighted(record: Record) -> list[Record]:
 
 def _prominent(record: Record, hit: Record) -> bool:
     """True where a document holds clearly more of the influence than the others."""
-    even = 1 / max(1, record["recovery"].get("influences", record["recovery"]["nonzeros"]))
+    even = 1 / max(1, _weights(record))
     # a solution of a few chunks gives each a large share, whatever they are: all of it is the finding then
     return bool(hit["share"] >= STANDS_OUT and (hit["share"] >= _AHEAD * even or even >= STANDS_OUT))
+
+
+def _weights(record: Record) -> int:
+    """Count the chunks with an influence of their own."""
+    return int(record["recovery"].get("influences", record["recovery"]["nonzeros"]))
+
+
+def _below(hit: Record) -> bool:
+    """True where a document supports, and is not above the line."""
+    return hit["sign"] == "supports" and hit.get("above_line") is False
 
 
 def _names(hits: Sequence[Record]) -> str:

@@ -37,3 +37,16 @@ def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
     ceiling = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
     bounded = what_scores_are(record(scale=ceiling))  # what two documents come to is not their sum
     assert "± 10%" in bounded and "without the document alone" in bounded and "nats do not" in bounded
+
+
+def test_documents_below_the_line_are_not_named_beside_those_above(record) -> None:
+    answer = record([0.3, 0.29, 0.28])
+    assert "d0, d1 and d2 together" in explain(answer)
+    for hit, above in zip(answer["hits"], (True, True, False), strict=True):
+        hit["above_line"] = above
+    assert "d0 and d1 together" in explain(answer) and "d2" not in explain(answer)
+
+
+def test_where_all_chunks_were_read_measurements_moved_none_and_documents_count(record) -> None:
+    answer = record([], recovery__nonzeros=0, recovery__influences=408)
+    assert "no document is listed" in explain(answer)
