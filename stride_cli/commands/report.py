@@ -66,12 +66,13 @@ def report(
 
     The page is one file without links to others: it can be mailed, archived and opened offline.
     """
+    from index_format.durable import replace_file
     from stride_cli import api
     from stride_cli.output import emit, note, wants_json
     from stride_cli.report.answers import parse_answers, read_answers
     from stride_cli.report.contents import from_record
     from stride_cli.report.drawing import check_place
-    from stride_cli.report.page import write_report
+    from stride_cli.report.page import render_report
 
     begin = time.monotonic()
     bad = BadInput(bad_input.on_bad, as_json=wants_json(json))
@@ -94,7 +95,7 @@ def report(
     if not shown:
         bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
-    write_report(out, shown, title=title or f"Attribution: {name}")
+    replace_file(out, render_report(shown, title=title or f"Attribution: {name}").encode())
     size, seconds = out.stat().st_size, time.monotonic() - begin
     if wants_json(json):
         record: ReportRecord = {

@@ -1,4 +1,4 @@
-"""Draw what every HTML page here shares: colours for light and dark, plots as SVG, a file written whole."""
+"""Draw what every HTML page here shares: colours for light and dark, plots as SVG."""
 
 from __future__ import annotations
 
@@ -98,14 +98,3 @@ def check_place(path: Path) -> None:
         raise UsageError(f"'{path}' is a directory (expected a file to write)", fix=f"try {path}/report.html")
     if not os.access(parent, os.W_OK):
         raise UsageError(f"no permission to write in '{path.parent}'", fix="give another place")
-
-
-def write_whole(path: Path, page: str) -> None:
-    """Write the page at `path`, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -38,12 +38,7 @@ def nothing_listed(record: Record) -> str:
 
 
 def _concluded(record: Record) -> str:
-    """Say in two sentences which documents to look at, and how far to trust that and what it cannot say.
-
-    Parameters
-    ----------
-    record : a ``stride.answer/1`` record
-    """
+    """Say in two sentences which documents to look at, and how far to trust that and what it cannot say."""
     word, found = record.get("verdict"), _looked_at(record)
     first = next(iter(_supporters(record)), None)
     if word == "guessing":
@@ -235,11 +230,8 @@ def flags(hit: Record) -> list[str]:
 def line_at(above: Sequence[bool | None]) -> int | None:
     """Find the first of the supporters that is no stronger than what unrelated prompts get.
 
-    None where all are stronger, where that is not known, or where their order is not by influence.
-
-    Parameters
-    ----------
-    above : of the supporters, in order, whether they are above the line; None: not known
+    None where all are stronger, where that is not known, or where their order is not by influence. `above`
+    tells of each, in order, whether it is above the line; None: not known.
     """
     if None in above or False not in above:
         return None

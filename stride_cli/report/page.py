@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
 from stride_cli.report.contents import ShownAnswer, ShownHit, strongest_hit
-from stride_cli.report.drawing import asset, html_page, write_whole
+from stride_cli.report.drawing import asset, html_page
 from stride_cli.report.explanation import (
     BELOW_THE_LINE,
     caveats,
@@ -24,11 +23,6 @@ from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
-
-
-def write_report(path: Path, answers: Sequence[ShownAnswer], *, title: str) -> None:
-    """Write the page at `path`, whole or not at all."""
-    write_whole(path, render_report(answers, title=title))
 
 
 def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:

@@ -10,13 +10,12 @@ from stride_cli.characters import power_of_ten
 from stride_cli.report.contents import Concentration, Responses
 from stride_cli.report.drawing import Scale, label, log_line, svg, ticks_for
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 62, 14, 26, 42
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 320, 62, 14, 26, 42
 _SMALL = 1e-12
 
 
 def response_plot(responses: Responses) -> str:
     """Plot measured over recovered responses, a dot a subset, with the line on which they agree."""
-    height = 320
     values = np.concatenate([responses.measured, responses.recovered])
     unit = float(np.abs(values).max(initial=0.0))
     power = math.floor(math.log10(unit)) if unit > _SMALL else 0
@@ -26,9 +25,10 @@ def response_plot(responses: Responses) -> str:
     across_ticks = ticks_for(*_range(responses.recovered / factor))
     down_ticks = ticks_for(*_range(responses.measured / factor))
     across = Scale(across_ticks[0], across_ticks[-1], _LEFT, _WIDTH - _RIGHT)
-    down = Scale(down_ticks[0], down_ticks[-1], height - _BOTTOM, _TOP)
-    marks = _rules(down_ticks, down, height) + [
-        label(across(tick), height - _BOTTOM + 17, f"{tick:g}", "middle", faint=True) for tick in across_ticks
+    down = Scale(down_ticks[0], down_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
+    marks = _rules(down_ticks, down) + [
+        label(across(tick), _HEIGHT - _BOTTOM + 17, f"{tick:g}", "middle", faint=True)
+        for tick in across_ticks
     ]
     low = max(across_ticks[0], down_ticks[0])
     high = min(across_ticks[-1], down_ticks[-1])
@@ -44,21 +44,19 @@ def response_plot(responses: Responses) -> str:
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
     scale = "" if power == 0 else f" / {power_of_ten(power)}"
-    marks.append(label((_LEFT + _WIDTH) / 2, height - 6, f"recovered{scale}", "middle", faint=True))
-    marks.append(label(4, 12, f"measured{scale}", "start", faint=True))
-    return svg(height, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
+    marks += _names(f"recovered{scale}", f"measured{scale}")
+    return svg(_HEIGHT, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
 
 
 def concentration_plot(curve: Concentration) -> str:
     """Plot the part of the influence over the number of strongest chunks, on a logarithmic axis."""
-    height = 320
     most = int(curve.counts[-1])
     last = max(1.0, math.log10(most))
     across = Scale(0.0, last, _LEFT, _WIDTH - _RIGHT)
-    down = Scale(0.0, 1.0, height - _BOTTOM, _TOP)
-    marks = _rules([0.0, 0.25, 0.5, 0.75, 1.0], down, height, percent=True)
+    down = Scale(0.0, 1.0, _HEIGHT - _BOTTOM, _TOP)
+    marks = _rules([0.0, 0.25, 0.5, 0.75, 1.0], down, percent=True)
     for power in range(int(last) + 1):
-        marks.append(label(across(power), height - _BOTTOM + 17, f"{10**power:,}", "middle", faint=True))
+        marks.append(label(across(power), _HEIGHT - _BOTTOM + 17, f"{10**power:,}", "middle", faint=True))
     counts, held = curve.counts.astype(np.float64), curve.held
     marks.append(f'<path class="curve" d="{log_line(counts, held, across, down)}"/>')
     for count, part in zip(counts, held, strict=True):
@@ -67,16 +65,22 @@ def concentration_plot(curve: Concentration) -> str:
             f'<circle cx="{across(math.log10(count)):.1f}" cy="{down(part):.1f}" r="3" '
             'style="fill:var(--c0)"/></g>'
         )
-    marks.append(label((_LEFT + _WIDTH) / 2, height - 6, "strongest chunks", "middle", faint=True))
-    marks.append(label(4, 12, "of all influence", "start", faint=True))
-    return svg(height, marks, "Part of the influence that the strongest chunks hold", width=_WIDTH)
+    marks += _names("strongest chunks", "of all influence")
+    return svg(_HEIGHT, marks, "Part of the influence that the strongest chunks hold", width=_WIDTH)
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
     return float(values.min(initial=0.0)), float(values.max(initial=0.0))
 
 
-def _rules(ticks: list[float], down: Scale, height: float, *, percent: bool = False) -> list[str]:
+def _names(across: str, down: str) -> list[str]:
+    return [
+        label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, across, "middle", faint=True),
+        label(4, 12, down, "start", faint=True),
+    ]
+
+
+def _rules(ticks: list[float], down: Scale, *, percent: bool = False) -> list[str]:
     return [
         f'<line class="{"zero" if tick == 0 else "rule"}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" '
         f'y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>'

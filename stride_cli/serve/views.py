@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.frames import CsvTable
@@ -209,21 +210,15 @@ def verbatim_runs(text: str, asked: str) -> list[tuple[int, int, int]]:
     while at < len(document):
         # the longest run that begins here; what overlaps it is cut off it
         starts = [place for place, word in enumerate(wanted) if word == document[at]]
-        length = max((_common(document, at, wanted, place) for place in starts), default=0)
+        rest = document[at : at + len(wanted)]
+        pairs = [zip(rest, wanted[place:], strict=False) for place in starts]  # as far as both go
+        length = max((len([*takewhile(lambda pair: pair[0] == pair[1], both)]) for both in pairs), default=0)
         if _tells(document[at : at + length]):
             runs.append((found[at][1], found[at + length - 1][2], length))
             at += length
         else:
             at += 1
     return runs
-
-
-def _common(document: list[str], at: int, wanted: list[str], place: int) -> int:
-    """Count the words that two lists have in common from two places on."""
-    length = 0
-    while document[at + length : at + length + 1] == wanted[place + length : place + length + 1] != []:
-        length += 1
-    return length
 
 
 def _tells(run: list[str]) -> bool:

@@ -65,9 +65,10 @@ def tune(
     index: interrupted, the same command goes on, and with more values it adds to what is there. Trials go to
     stdout as JSON Lines, then the choice; the table goes to stderr.
     """
+    from index_format.durable import replace_file
     from stride_cli.config import resolve
     from stride_cli.output import emit, note
-    from stride_cli.report.drawing import check_place, write_whole
+    from stride_cli.report.drawing import check_place
     from stride_cli.research import api
     from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.tuning.written_settings import write_settings
@@ -106,7 +107,7 @@ def tune(
     if html is not None:
         from stride_cli.research.pages.tuning_page import tuning_page
 
-        write_whole(html, tuning_page(records, result))
+        replace_file(html, tuning_page(records, result).encode())
         note(f"the page: {html}")
     _table(records)
     gain = result["gain"]

@@ -7,8 +7,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from index_format.durable import replace_file
 from stride_cli.characters import html_text
-from stride_cli.report.drawing import write_whole
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry
 from stride_cli.research.evaluation.records import CausesRecord
 from stride_cli.research.pages.drawing import (
@@ -26,7 +26,7 @@ def write_page(
     path: Path, bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]
 ) -> None:
     """Write the page at `path`, whole; entries and records are of the same methods, in the same order."""
-    write_whole(path, render_page(bench, entries, records))
+    replace_file(path, render_page(bench, entries, records).encode())
 
 
 def render_page(bench: CauseBench, entries: Sequence[CauseEntry], records: Sequence[CausesRecord]) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from index_format.durable import replace_file
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.drawing import WIDTH, Scale, label, log_line, svg, ticks_for, write_whole
+from stride_cli.report.drawing import WIDTH, Scale, label, log_line, svg, ticks_for
 from stride_cli.research.evaluation.compare import Entry, Ground
 from stride_cli.research.pages.drawing import (
     COLOURS,
@@ -25,7 +26,7 @@ from stride_cli.research.pages.drawing import (
 
 def write_page(path: Path, entries: Sequence[Entry], ground: Ground, *, index_name: str) -> None:
     """Write the page at `path`, whole; failed entries stand in the table with their error."""
-    write_whole(path, render_page(entries, ground, index_name=index_name))
+    replace_file(path, render_page(entries, ground, index_name=index_name).encode())
 
 
 def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) -> str:

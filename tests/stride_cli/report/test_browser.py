@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.report.page import write_report
+from stride_cli.report.page import render_report
 from tests.browser import Page, browser
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,8 @@ __all__ = ["browser"]  # a fixture
 def report(shown, tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("page") / "report.html"
     answers = [shown(prompt=f"prompt number {number}") for number in range(6)]
-    write_report(place, [*answers, shown(prompt="the odd <i>one</i>")], title="seven")
+    page = render_report([*answers, shown(prompt="the odd <i>one</i>")], title="seven")
+    place.write_text(page, encoding="utf-8")
     return place.as_uri()
 
 
