@@ -26,6 +26,7 @@ from index_format.errors import IndexFormatError
 from index_format.layout import FORMAT_VERSION
 from index_format.location import local_directory
 from index_format.reader import Index
+from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
@@ -45,8 +46,7 @@ _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further 
 # of a batch: enough to keep every core tokenising
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
-_DESIGN_BLOCK = 1 << 16  # chunks
-_MASK_BLOCK = 1 << 16  # chunks
+_BLOCK_WIDTH = 16  # numbers of a chunk, for blocks of 65,536 chunks
 _COUNTED = ("scored_tokens", "unscored_documents", "unscored_chunks", "conversations")
 
 Batch = tuple[list[Document], Blocks]
@@ -367,8 +367,7 @@ def _append(writer: IndexWriter, documents: list[Document], blocks: Blocks, *, s
     # 1. masks begin with the first chunk whose scored tokens are no suffix; all chunks before it get one then
     begun = length("corpus/loss_mask") > 0
     if blocks.loss_masks and not begun:
-        for first in range(0, n_chunks, _MASK_BLOCK):
-            last = min(first + _MASK_BLOCK, n_chunks)
+        for first, last in ranges(n_chunks, width=_BLOCK_WIDTH):
             lengths = np.diff(writer.read("corpus/chunk_offsets", first, last + 1))
             starts = writer.read("corpus/loss_start", first, last)
             write("corpus/loss_mask", suffix_masks(lengths, starts))
@@ -405,8 +404,7 @@ def append_design(writer: IndexWriter, n_chunks: int, *, n_subsets: int, degree:
     Nothing is committed: it takes seconds, and a resumed build draws the same from (seed, chunk number).
     """
     with output.progress("drawing subsets", n_chunks, unit="chunks") as ticker:
-        for start in range(writer.length("design/columns"), n_chunks, _DESIGN_BLOCK):
-            stop = min(start + _DESIGN_BLOCK, n_chunks)
+        for start, stop in ranges(n_chunks, writer.length("design/columns"), width=_BLOCK_WIDTH):
             columns = build_columns(start, stop, n_subsets=n_subsets, degree=degree, seed=seed)
             writer.append("design/columns", columns)
             ticker.advance(stop - start)

@@ -66,8 +66,12 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
         with output.progress("merging", sum(part.n_bytes for part in left) / 1e6, unit="MB") as ticker:
             for part in left:
                 if exact and part is not first:
-                    begun = writer.length("corpus/document_offsets") - 1 if numbered else None
-                    state["digest"] = chained(state["digest"], _documents(part, begun))
+                    begun, index = writer.length("corpus/document_offsets") - 1, part.index
+                    documents = (
+                        Document(str(begun + n) if numbered else index.document_id(n), index.document_text(n))
+                        for n in range(index.n_documents)
+                    )
+                    state["digest"] = chained(state["digest"], documents)
                 for copied in _copy(writer, part.index, masked=masked, numbered=numbered):
                     ticker.advance(copied / 1e6)
                 state["parts"] += 1
@@ -148,21 +152,14 @@ class _Part:
 
 
 def _in_order(parts: Sequence[_Part]) -> list[_Part]:
-    """Put the ranges of one corpus in order, where the first of them was.
-
-    Raises:
-        IndexMismatch: A range is lacking.
-        UsageError: A part is given twice.
-    """
+    """Put the ranges of one corpus in order, where the first of them was; refuse gaps, and a part twice."""
     families: dict[Any, dict[int, _Part]] = {}
     for part in parts:
         whole = part.range.count == 1
         family = families.setdefault(part.place if whole else (part.range.count, *part.sources), {})
         if (twin := family.setdefault(part.range.number, part)) is not part:
-            raise UsageError(
-                f"{twin.place} and {part.place} are the same part: it is given twice",
-                fix="name each part once",
-            )
+            same = f"{twin.place} and {part.place} are the same part: it is given twice"
+            raise UsageError(same, fix="name each part once")
     ordered: list[_Part] = []
     for family in families.values():
         first = next(iter(family.values()))
@@ -183,10 +180,8 @@ def _check_parts(parts: Sequence[_Part]) -> None:
         raise UsageError(f"expected two indexes or more, found {len(parts)}", fix="name the others, too")
     for part in parts:
         if part.config.get("kind") == "classifier":
-            raise UsageError(
-                f"index '{part.index.path}' is of a classifier, and merging joins texts",
-                fix="build one index of all examples",
-            )
+            found = f"index '{part.index.path}' is of a classifier, and merging joins texts"
+            raise UsageError(found, fix="build one index of all examples")
     first = parts[0]
     expected = _compared(first)
     for part in parts[1:]:
@@ -240,13 +235,6 @@ def _check_ids(parts: Sequence[_Part], scratch: Path) -> None:
                         fix="give each document its own id, or build the parts with --number-ids",
                     )
             ticker.advance(part.index.n_documents)
-
-
-def _documents(part: _Part, first: int | None) -> Iterator[Document]:
-    """Yield the documents of a part, which is all texts, by their ids or numbered anew from `first`."""
-    for number in range(part.index.n_documents):
-        name = part.index.document_id(number) if first is None else str(first + number)
-        yield Document(id=name, text=part.index.document_text(number))
 
 
 def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> Iterator[int]:

@@ -14,9 +14,6 @@ from stride_cli.schema.index_records import IndexPlanRecord
 DEFAULT_DEGREE = 10  # tab:stride_hparams
 _ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
 _CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of the direct readout
-# A fixed budget, not this machine's memory: the same corpus must give the same index everywhere.
-DEFAULT_GATE_BYTES = 8 << 30
-DEFAULT_GATE_DIMENSION = 64 * 64  # a matrix gate on 64 + 64 principal components
 # tab:stride_hparams: 8 subsets of 2 examples in each of 10,000 steps
 SGD_DRAWS = 8 * 2 * 10_000
 # One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
@@ -40,8 +37,8 @@ def choose_design(
 ) -> tuple[int, int]:
     """Choose K and d for n chunks: what is given, defaults for what is None.
 
-    Default K: n up to 1,000 chunks, then n / 3 but at least 1,000, at most 65,535 and at most what
-    `DEFAULT_GATE_BYTES` of gates allow; of a language model at most `most` (`configuration.subsets_bound`).
+    Default K: n up to 1,000 chunks, then n / 3 but at least 1,000 and at most 65,535; of a language model at
+    most `most` (`configuration.subsets_bound`).
     Default d: 10, at most K / 2 (a chunk in all subsets cannot be told from another).
 
     Raises:
@@ -78,12 +75,9 @@ def limited_design(n_chunks: int, design: DesignOptions) -> DesignOptions:
     return DesignOptions(block_size=design.block_size, n_subsets=n_subsets, degree=degree)
 
 
-def default_subsets(n_chunks: int, *, gate_dimension: int = DEFAULT_GATE_DIMENSION) -> int:
+def default_subsets(n_chunks: int) -> int:
     """Choose the number of subsets K for n chunks where the user gives none."""
-    if n_chunks <= _ALL_UP_TO:
-        return n_chunks
-    affordable = DEFAULT_GATE_BYTES // (4 * gate_dimension)
-    return max(_ALL_UP_TO, min(n_chunks // _CHUNKS_PER_SUBSET, affordable, MAX_SUBSETS))
+    return min(n_chunks, max(_ALL_UP_TO, min(n_chunks // _CHUNKS_PER_SUBSET, MAX_SUBSETS)))
 
 
 def expected_neighbours(n_chunks: int, n_subsets: int, degree: int, shared: int | None = None) -> float:

@@ -103,8 +103,7 @@ def open_documents(
         for source, size in zip(found, sizes, strict=True):
             if size is None:
                 raise UsageError(
-                    f"--range {part} is of files, and {source.name} is a stream: what it is part of is not "
-                    "known",
+                    f"--range {part} is of files, and {source.name} is a stream, whose size is not known",
                     fix="write it to a file first, or build without --range",
                 )
         shares = part.shares([size or 0 for size in sizes])

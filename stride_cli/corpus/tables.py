@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,8 @@ _ARROW_FILE = b"ARROW1\0\0"  # start of the file format; `datasets` writes the s
 _OTHERWISE = "can be piped in as JSON Lines"
 
 
-@dataclass(frozen=True)
-class _Table:
-    """An open file: the names of its columns, its rows, and its batches.
-
-    `batches(names, first, stop)` yields (number of the first row, batch) for the batches that have some of
-    the rows first … stop-1.
-    """
-
-    columns: list[str]
-    n_rows: int
-    batches: Callable[[Sequence[str], int, int], Iterator[tuple[int, Any]]]
+# (names, first, stop) → (number of the first row, batch) of the batches with some of rows first … stop-1
+_Batches = Callable[[Sequence[str], int, int], Iterator[tuple[int, Any]]]
 
 
 def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
@@ -69,17 +59,21 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
     with open_file(source, source.path, log, lambda: size * row // max(1, n_rows)):
         # 1. columns that are fields of documents, and the rows of this share
         with _damage(source, 1):
-            table = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
-            names = _wanted(table.columns, [*parser.columns, *parser.fields.names()], source.name)
-        n_rows = table.n_rows
+            opened = (_open_parquet if source.kind == "parquet" else _open_arrow)(source.path)
+            columns, n_rows, batches = opened
+            wanted = dict.fromkeys([*parser.columns, *parser.fields.names()])
+            names = [name for name in wanted if name in columns]
+            for name in names:
+                if (count := columns.count(name)) > 1:
+                    raise bad(source.name, f"one column '{name}'", f"{count}", "rename the others")
         first, stop = (0, n_rows) if source.share is None else source.share.of(n_rows)
         # 2. each row as a line of JSON would have it, up to the bytes of a document
-        for row, scalars in _rows(table, names, first, stop, source):
+        for row, scalars in _rows(batches(names, first, stop), names, first, stop, source):
             values = _Row(f"{source.name}:{row}", parser)
             try:
                 with _damage(source, row):
                     record = {name: values.take(scalar, name) for name, scalar in scalars.items()}
-                document = parser.document(record, source.name, row, table.columns)
+                document = parser.document(record, source.name, row, columns)
             except CorpusError as error:
                 log.reject(error)
             else:
@@ -91,10 +85,9 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
 
 
 def _rows(
-    table: _Table, names: list[str], first: int, stop: int, source: Source
+    batches: Iterator[tuple[int, Any]], names: list[str], first: int, stop: int, source: Source
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield rows first … stop-1, each with its number from 1, as pyarrow's scalars by name."""
-    batches = table.batches(names, first, stop)
     row = first
     while True:
         with _damage(source, row + 1):
@@ -125,16 +118,7 @@ def _damage(source: Source, row: int) -> Iterator[None]:
         raise bad(where, kind, f"that it is damaged: {first_line(error)}", fix) from None
 
 
-def _wanted(columns: list[str], fields: list[str], called: str) -> list[str]:
-    """List the fields that are columns."""
-    names = [name for name in dict.fromkeys(fields) if name in columns]
-    for name in names:
-        if columns.count(name) > 1:
-            raise bad(called, f"one column '{name}'", f"{columns.count(name)}", "rename the others")
-    return names
-
-
-def _open_parquet(path: Path) -> _Table:
+def _open_parquet(path: Path) -> tuple[list[str], int, _Batches]:
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(path)
@@ -157,13 +141,11 @@ def _open_parquet(path: Path) -> _Table:
             expanded += size
             refuse_expansion(path.stat().st_size, expanded, _OTHERWISE)
             rows = max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(1, size)))
-            read = partial(
-                parquet.ParquetFile.iter_batches,
-                batch_size=rows, row_groups=[number], columns=names, use_threads=False,
-            )  # fmt: skip
+            options = {"batch_size": rows, "row_groups": [number], "columns": names, "use_threads": False}
+            read = partial(parquet.ParquetFile.iter_batches, **options)
             yield from _numbered(read, [coded, plain] if size <= _BATCH_BYTES else [plain], row)
 
-    return _Table(plain.schema_arrow.names, metadata.num_rows, batches)
+    return plain.schema_arrow.names, metadata.num_rows, batches
 
 
 def _numbered(read: Callable[[Any], Iterator[Any]], files: list[Any], row: int) -> Iterator[tuple[int, Any]]:
@@ -188,7 +170,7 @@ def _numbered(read: Callable[[Any], Iterator[Any]], files: list[Any], row: int) 
                 raise
 
 
-def _open_arrow(path: Path) -> _Table:
+def _open_arrow(path: Path) -> tuple[list[str], int, _Batches]:
     import pyarrow
     from pyarrow import ipc
 
@@ -208,7 +190,7 @@ def _open_arrow(path: Path) -> _Table:
             row += batch.num_rows
 
     n_rows = sum(batch.num_rows for batch in ipc.open_stream(data))
-    return _Table(ipc.open_stream(data).schema.names, n_rows, batches)
+    return ipc.open_stream(data).schema.names, n_rows, batches
 
 
 class _Row:
@@ -228,16 +210,15 @@ class _Row:
         if hasattr(scalar, "keys"):
             self.taken += _VALUE_BYTES
             taken = ((key, self.take(scalar[key], name)) for key in scalar)
-            return {
-                key: value for key, value in taken if value is not None
-            }  # what other rows have is null here
+            # what other rows have is null here
+            return {key: value for key, value in taken if value is not None}
         if hasattr(scalar, "values"):
             if len(scalar.values) > MOST_MESSAGES:
                 raise too_many_messages(self._where, name, len(scalar.values))
             return [self.take(item, name) for item in scalar]
         value = scalar.as_py()
         if isinstance(value, str | bytes):
-            self.taken += len(value.encode()) if isinstance(value, str) else len(value)
+            self.taken += len(value.encode() if isinstance(value, str) else value)
         if self.taken > self._limit:
             raise too_long(self._where, self._limit, "row")
         return value

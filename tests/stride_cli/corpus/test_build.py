@@ -60,8 +60,7 @@ def small_index(
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small corpus has many of them."""
     monkeypatch.setattr(module, "_BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(module, "_DESIGN_BLOCK", 7)
-    monkeypatch.setattr(module, "_MASK_BLOCK", 5)
+    monkeypatch.setattr("index_format.shards._BLOCK_VALUES", 7 * module._BLOCK_WIDTH)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import (
     choose_block_size,
     choose_design,
-    default_subsets,
     expected_neighbours,
     expected_overlapping,
 )
@@ -24,11 +23,9 @@ def test_defaults_fit_the_corpus(n_chunks: int, subsets: int, degree: int) -> No
     assert choose_design(n_chunks) == (subsets, degree)
 
 
-def test_what_is_given_is_taken_and_the_default_capped_by_the_gates() -> None:
+def test_what_is_given_is_taken() -> None:
     assert choose_design(100, DesignOptions(degree=30)) == (100, 30)
     assert choose_design(100, DesignOptions(n_subsets=7)) == (7, 3)
-    assert default_subsets(10**7, gate_dimension=1 << 16) == (8 << 30) // (4 << 16)
-    assert default_subsets(10**7, gate_dimension=1 << 30) == 1000
 
 
 def test_neighbours_against_all_pairs_of_sets() -> None:
