@@ -75,7 +75,7 @@ class DocumentTokenizer:
 
     Args:
         tokenizer: Of transformers. Special tokens written out in a text are read as such, as in training.
-        block_size: Most tokens of a chunk.
+        block_size: Most tokens of a chunk, at least 2: its first is not scored.
         form: How prompt and response, or messages, become one text; default: `Form.choose`.
         skip: Keep a document that the template refuses, without scored tokens, and tell of it.
         vocabulary: Tokens that the model has; None: all of the tokenizer's.
@@ -90,11 +90,6 @@ class DocumentTokenizer:
         skip: bool = False,
         vocabulary: int | None = None,
     ) -> None:
-        if block_size < 2:
-            raise CorpusError(
-                f"the block size is {block_size}, expected at least 2 (a chunk's first token is not scored)",
-                fix="give --block-size 512, or leave it out",
-            )
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.form = form or Form.choose(tokenizer)

@@ -386,8 +386,7 @@ def check_messages(messages: Any, where: str, field: str) -> tuple[dict[str, Any
     """Return the messages of a conversation, whole but for nulls; CorpusError where they are none."""
     if not isinstance(messages, list):
         raise bad(where, f"the field '{field}' to be a list of {{role, content}}", type_name(messages))
-    if len(messages) > MOST_MESSAGES:
-        raise too_many_messages(where, field, len(messages))
+    check_count(len(messages), where, field)
     checked = []
     for number, message in enumerate(messages, 1):
         what = f"message {number} of '{field}'"
@@ -464,10 +463,11 @@ def too_long(where: str, limit: int, unit: str) -> CorpusError:
     return bad(where, f"a {unit} of at most {limit:,} bytes", "a longer one", fix)
 
 
-def too_many_messages(where: str, field: str, found: int) -> CorpusError:
-    """Make the error for a conversation of more than `MOST_MESSAGES`."""
-    fix = "split the conversation, or leave such lines out with --on-bad skip"
-    return bad(where, f"at most {MOST_MESSAGES:,} messages in '{field}'", f"{found:,}", fix)
+def check_count(found: int, where: str, field: str) -> None:
+    """Refuse a conversation of more than `MOST_MESSAGES`."""
+    if found > MOST_MESSAGES:
+        fix = "split the conversation, or leave such lines out with --on-bad skip"
+        raise bad(where, f"at most {MOST_MESSAGES:,} messages in '{field}'", f"{found:,}", fix)
 
 
 def _empty(where: str, what: str) -> CorpusError:

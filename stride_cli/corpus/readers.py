@@ -23,14 +23,8 @@ from stride_cli.corpus.documents import (
     type_name,
 )
 from stride_cli.corpus.options import Range
-from stride_cli.corpus.sources import ReadLog, Source, file_bytes, find_sources, unreadable
-from stride_cli.corpus.streams import (
-    DamagedStream,
-    decompressed_bytes,
-    open_stream,
-    read_lines,
-    refuse_foreign,
-)
+from stride_cli.corpus.sources import ReadLog, Source, file_bytes, find_sources
+from stride_cli.corpus.streams import decompressed_bytes, open_stream, read_lines, refuse_foreign
 from stride_cli.corpus.tables import read_table
 from stride_cli.errors import CorpusError, EmptyRange, UsageError
 from stride_cli.options import CORPUS, Options, option, own
@@ -164,17 +158,14 @@ def _read(
 
 def _lines(source: Source, log: ReadLog, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield the lines of a source, or of its share, with their numbers; None for one that is too long."""
-    try:
-        whole = replace(source, share=None)
-        first, stop = source.share.of(decompressed_bytes(whole)) if source.share else (0, None)
-        with open_stream(source, log) as stream:
-            for number, line in read_lines(stream, limit, first, stop):
-                if number == 1 and line is not None:
-                    refuse_foreign(line, source.name)
-                # not of the first line alone: files are concatenated
-                yield number, line if line is None else line.removeprefix(_BOM)
-    except DamagedStream as error:
-        raise error.at(source.name) from None
+    whole = replace(source, share=None)
+    first, stop = source.share.of(decompressed_bytes(whole)) if source.share else (0, None)
+    with open_stream(source, log) as stream:
+        for number, line in read_lines(stream, limit, first, stop):
+            if number == 1 and line is not None:
+                refuse_foreign(line, source.name)
+            # not of the first line alone: files are concatenated
+            yield number, line if line is None else line.removeprefix(_BOM)
 
 
 def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
@@ -194,13 +185,8 @@ def _read_jsonl(source: Source, parser: DocumentParser, log: ReadLog) -> Iterato
 def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator[Document]:
     if source.share is not None and source.share.low > 0:  # the file is one document, which begins at 0
         return
-    try:
-        with open_stream(source, log) as stream:
-            data = stream.read(parser.max_bytes + 1)
-    except DamagedStream as error:
-        raise error.at(source.name) from None
-    except OSError as error:
-        raise unreadable(source.name, error, "read") from None
+    with open_stream(source, log) as stream:
+        data = stream.read(parser.max_bytes + 1)
     try:
         if len(data) > parser.max_bytes:
             raise too_long(f"{source.name}:1", parser.max_bytes, "file")
@@ -211,8 +197,8 @@ def _read_text(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
         document = parser.text_file(text, source.name)
     except CorpusError as error:
         log.reject(error)
-        return
-    yield document
+    else:
+        yield document
 
 
 def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:

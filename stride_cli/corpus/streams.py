@@ -93,20 +93,24 @@ def open_stream(source: Source, log: ReadLog) -> Iterator[BinaryIO]:
     """Open the decompressed bytes of a source; gzip and zstd are known by their first bytes or the suffix.
 
     Raises:
-        CorpusError: The file cannot be opened (permission); at the end: it has changed since it was opened.
+        CorpusError: The file cannot be opened or read; the compressed data are none, end early, do not
+            decode, or expand beyond `MOST_EXPANSION`; at the end: it has changed since it was opened.
         MissingExtraError: The source is zstd and `zstandard` is not installed.
-        DamagedStream: The compressed data are none; while reading: they end early, do not decode, or expand
-            beyond `MOST_EXPANSION`.
     """
-    if source.path is None:
-        if sys.stdin is None:
-            raise CorpusError("<stdin>: cannot be read: it is closed", fix="name a file, or pipe one in")
-        log.enter(source, None)
-        # left open: it is not ours to close
-        yield _decompressed(source.name, cast(BinaryIO, sys.stdin.buffer), "")
-        return
-    with open_file(source, source.path, log) as raw:
-        yield _decompressed(source.name, raw, source.path.suffix.lower())
+    try:
+        if source.path is None:
+            if sys.stdin is None:
+                raise CorpusError("<stdin>: cannot be read: it is closed", fix="name a file, or pipe one in")
+            log.enter(source, None)
+            # left open: it is not ours to close
+            yield _decompressed(cast(BinaryIO, sys.stdin.buffer), "")
+        else:
+            with open_file(source, source.path, log) as raw:
+                yield _decompressed(raw, source.path.suffix.lower())
+    except DamagedStream as error:
+        raise error.at(source.name) from None
+    except OSError as error:
+        raise unreadable(source.name, error, "read") from None
 
 
 @contextmanager
@@ -141,11 +145,8 @@ def open_file(
         raise bad(source.name, "a file that stays as it is while it is read", found, fix)
 
 
-def _decompressed(name: str, raw: BinaryIO, suffix: str) -> BinaryIO:
-    try:
-        head = raw.read(_HEAD)
-    except OSError as error:
-        raise unreadable(name, error, "read") from None
+def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
+    head = raw.read(_HEAD)
     read = partial(getattr(raw, "read1", raw.read), _PIECE)
     if head.startswith(_GZIP_MAGIC) or (suffix == ".gz" and head):
         pieces = _unpacked(read, head, "gzip", partial(zlib.decompressobj, 31), _PIECE)
@@ -230,17 +231,17 @@ def _refused(kind: str, reason: str, given: int) -> DamagedStream:
 
 def decompressed_bytes(source: Source) -> int:
     """Count the bytes that a file gives; a compressed one is read to its end. Raises as `open_stream`."""
-    lines = length = 0
-    try:
-        with open_stream(source, ReadLog()) as stream:
-            if not isinstance(getattr(stream, "raw", None), _Pieces):
-                return os.fstat(stream.fileno()).st_size
+    with open_stream(source, ReadLog()) as stream:
+        if not isinstance(getattr(stream, "raw", None), _Pieces):
+            return os.fstat(stream.fileno()).st_size
+        lines = length = 0
+        try:
             while piece := stream.read(_PIECE):
                 length += len(piece)
                 lines += piece.count(b"\n")
-    except DamagedStream as error:
-        error.line = lines + 1
-        raise
+        except DamagedStream as error:
+            error.line = lines + 1
+            raise
     return length
 
 

@@ -15,15 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stride_cli.corpus.documents import (
-    MOST_MESSAGES,
-    Document,
-    DocumentParser,
-    bad,
-    not_utf8,
-    too_long,
-    too_many_messages,
-)
+from stride_cli.corpus.documents import Document, DocumentParser, bad, check_count, not_utf8, too_long
 from stride_cli.corpus.sources import ReadLog, Source
 from stride_cli.corpus.streams import DamagedStream, open_file, refuse_expansion
 from stride_cli.errors import CorpusError, first_line, require_extra
@@ -189,8 +181,8 @@ def _open_arrow(path: Path) -> tuple[list[str], int, _Batches]:
                 yield row, batch
             row += batch.num_rows
 
-    n_rows = sum(batch.num_rows for batch in ipc.open_stream(data))
-    return ipc.open_stream(data).schema.names, n_rows, batches
+    stream = ipc.open_stream(data)
+    return stream.schema.names, sum(batch.num_rows for batch in stream), batches
 
 
 class _Row:
@@ -213,8 +205,7 @@ class _Row:
             # what other rows have is null here
             return {key: value for key, value in taken if value is not None}
         if hasattr(scalar, "values"):
-            if len(scalar.values) > MOST_MESSAGES:
-                raise too_many_messages(self._where, name, len(scalar.values))
+            check_count(len(scalar.values), self._where, name)
             return [self.take(item, name) for item in scalar]
         value = scalar.as_py()
         if isinstance(value, str | bytes):
