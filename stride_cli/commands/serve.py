@@ -61,7 +61,7 @@ def serve(
     server = Server([replace(where, index=path) for path in paths], listening, options)
 
     def started() -> None:
-        if not server.local:
+        if not server.address.local:
             note(
                 "warning: other machines can reach this server, and read what is sent to it: the token in "
                 "the URL is all that keeps them out"

@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HitOptions(RetrainOptions):
-    """Options of retraining models, and of what their losses are held against.
-
-    Attributes
-    ----------
-    seeds, random : trainings of every set of documents, and random sets of each seed
-    effect : smallest rise of the loss that would matter, nats
-    """
+    """Options of retraining models, and of what their losses are held against."""
 
     seeds: int = option(5, "Trainings of every set of documents.", low=1, high=1_000)
     random: int = option(5, "Random sets of documents, of like length, for each seed.", low=1, high=1_000)
+    # the probability of a token falls by a tenth
     effect: float = option(0.1, "Smallest rise of the loss that would matter, nats a token.", above=0)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stride_cli.schema.verify_records import RunRecord
     from stride_cli.training.jobs import Trainer
 
-EFFECT = HitOptions.effect  # nats: the probability of a token falls by a tenth
 DEPENDED, NO_EVIDENCE, TOO_FEW = "depended", "no_evidence", "too_few_runs"
 _NEAR = 32  # documents of similar length that a random one is drawn from, at least
 _NEAR_SHARE = 50  # or one in so many of all
@@ -60,7 +59,7 @@ class HitCheck:
     random: np.ndarray
     removed_tokens: int
     random_tokens: np.ndarray
-    effect: float = EFFECT
+    effect: float = HitOptions.effect
     trained: int = 0
     reused: int = 0
     compared: bool = False

@@ -165,9 +165,3 @@ def _read_chunks(session: Session, answer: Answer, records: Sequence[Mapping[str
             span = (at, at + len(passage)) if at >= 0 else (0, 0)
         shown.append(ShownHit(record, part.text, span, part.held))
     return shown
-
-
-def strongest_hit(answer: ShownAnswer) -> Mapping[str, Any] | None:
-    """Find the hit of the largest share, of either sign; None where no document has any weight."""
-    weighted = [hit.record for hit in (*answer.supporters, *answer.opposers) if hit.record["share"]]
-    return max(weighted, key=lambda hit: float(hit["share"]), default=None)

@@ -132,7 +132,7 @@ def found_of(recall: Record) -> str:
 
 def caveats(record: Record) -> list[str]:
     """List what to beware of in this answer, one sentence each; empty where there is nothing."""
-    weighted, found = _weighted(record), [said] if (said := untrained(record)) else []
+    weighted, found = with_weight(record), [said] if (said := untrained(record)) else []
     if record["recovery"]["nonzeros"] and not record["hits"]:
         pass  # nothing can be said of what is not listed
     elif not weighted:
@@ -152,7 +152,7 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
     agreement, coverage, recall = measurement["agreement"], measurement["coverage"], record.get("recall")
     # what is recovered matters where nothing better is known of the strongest chunks
     recovered = not record.get("read") and not record.get("estimated")
-    weighted = _weighted(record)
+    weighted = with_weight(record)
     found: list[tuple[str, str]] = []
     if recovered and (fit is None or fit < _POOR_FIT):
         sentence = (
@@ -263,7 +263,7 @@ def what_scores_are(record: Record) -> str:
 
 def _looked_at(record: Record) -> str:
     """Say as a clause which documents to look at."""
-    weighted, supporters = _weighted(record), _supporters(record)
+    weighted, supporters = with_weight(record), _supporters(record)
     some = bool(_weights(record))  # have a weight, whether they are listed or not
     if some and not record["hits"] and not record["opposers"]:
         return "conclude nothing yet, for no document is listed (--top says how many are)"
@@ -314,18 +314,16 @@ def _looked_at(record: Record) -> str:
 
 def _trust_without_verdict(record: Record) -> str:
     """Say how far to trust an answer that has no verdict."""
-    doubts = _doubts(record) if _weighted(record) else ""
+    doubts = _doubts(record) if with_weight(record) else ""
     hint = "Take that for a hint" + (f", and {doubts}" if doubts else "")
+    retrain = "only retraining without them tells (stride verify-hit)"
     if any("label" in hit for hit in (*record["hits"], *record["opposers"])):
-        return (
-            f"{hint}: whether the prediction depends on these rows, only retraining without them tells "
-            "(stride verify-hit)."
-        )
+        return f"{hint}: whether the prediction depends on these rows, {retrain}."
     if record.get("comparison") or record.get("pooled"):
         asked = "a comparison" if record.get("comparison") else "prompts that are answered as one"
         return (
             f"{hint}: no unrelated prompts were asked that {asked} could be held against; whether it depends "
-            "on these documents, only retraining without them tells (stride verify-hit)."
+            f"on these documents, {retrain}."
         )
     return (
         f"{hint}: as this index is not calibrated (stride calibrate), nothing here tells an answer from a "
@@ -340,10 +338,10 @@ def _doubts(record: Record) -> str:
 
 def _supporters(record: Record) -> list[Record]:
     """List the supporters that have a weight, largest share first."""
-    return [hit for hit in _weighted(record) if hit["sign"] == "supports"]
+    return [hit for hit in with_weight(record) if hit["sign"] == "supports"]
 
 
-def _weighted(record: Record) -> list[Record]:
+def with_weight(record: Record) -> list[Record]:
     """List the hits that have a weight, of either sign, largest share first."""
     hits: Sequence[Record] = [*record["hits"], *record["opposers"]]
     return sorted(

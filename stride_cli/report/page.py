@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.contents import ShownAnswer, ShownHit, strongest_hit
+from stride_cli.report.contents import ShownAnswer, ShownHit
 from stride_cli.report.drawing import asset, html_page
 from stride_cli.report.explanation import (
     BELOW_THE_LINE,
@@ -18,6 +18,7 @@ from stride_cli.report.explanation import (
     line_at,
     odds,
     score,
+    with_weight,
 )
 from stride_cli.report.plots import concentration_plot, response_plot
 
@@ -76,7 +77,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
     names = ["query", "the model said", *(["verdict"] if judged else []), "strongest document", "share"]
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
     for number, answer in enumerate(answers, 1):
-        hit = strongest_hit(answer)
+        hit = next(iter(with_weight(answer.record)), None)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)
         strongest = "–" if hit is None else html_text(shortened(hit["document"], 40))

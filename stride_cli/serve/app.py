@@ -35,11 +35,16 @@ from stride_cli.serve.views import (
 from stride_cli.serve.worker import Ask, Worker
 from stride_cli.version import __version__
 
-if TYPE_CHECKING:
+try:
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError:
+    raise require_extra("starlette", "serve") from None
 
+if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.schema.answer_records import BadInputRecord
     from stride_cli.schema.serve_records import ServedIndexesRecord
@@ -56,15 +61,7 @@ _AHEAD = 64  # prompts of one request that wait for the model at once
 
 @dataclass
 class Service:
-    """State that the routes share.
-
-    Attributes
-    ----------
-    shelf : Shelf              the indexes
-    defaults : QueryOptions    of options that requests do not give
-    worker : Worker            whose thread runs the models
-    verifications : Verifications
-    """
+    """State that the routes share: `defaults` are of options that requests do not give."""
 
     shelf: Shelf
     defaults: QueryOptions = field(default_factory=QueryOptions)
@@ -86,7 +83,7 @@ class Service:
         question = parse_question(await _body(request), self.defaults)
         index = self.shelf.find(question.index)
         if question.many:
-            return _stream("application/x-ndjson", self._lines(index, question))
+            return StreamingResponse(self._lines(index, question), media_type="application/x-ndjson")
         answer = await asyncio.wrap_future(self._ask(index, question.single(), question.options))
         return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
 
@@ -107,8 +104,6 @@ class Service:
 
     async def export(self, request: Request) -> Response:
         """Give an answer as a file: html, csv or json."""
-        from starlette.responses import Response
-
         index, prompt, options, rest = await self._about(request, "format")
         form = text_value(rest, "format")
         if form not in FORMATS:
@@ -149,7 +144,7 @@ class Service:
             async for kind, record in job.events():
                 yield f"event: {kind}\ndata: {to_json(record)}\n\n"
 
-        return _stream("text/event-stream", lines())
+        return StreamingResponse(lines(), media_type="text/event-stream")
 
     async def close(self) -> None:
         """End what is under way."""
@@ -205,19 +200,7 @@ class Service:
 
 
 def build_app(service: Service, address: Address) -> Guard:
-    """Build the ASGI application.
-
-    Raises
-    ------
-    MissingExtraError      Starlette is not installed
-    """
-    try:
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-        from starlette.routing import Route
-    except ImportError:
-        raise require_extra("starlette", "serve") from None
-
+    """Build the ASGI application."""
     routes = [Route(path, _page(name, kind)) for path, (name, kind) in _STATIC.items()]
     routes += [
         Route("/indexes", service.indexes),
@@ -288,15 +271,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _json(record: Mapping[str, Any], status: int = 200) -> Response:
-    from starlette.responses import Response
-
     return Response(to_json(record) + "\n", status, media_type="application/json")
-
-
-def _stream(kind: str, lines: AsyncIterator[str]) -> Response:
-    from starlette.responses import StreamingResponse
-
-    return StreamingResponse(lines, media_type=kind)
 
 
 def _page(name: str, kind: str) -> Callable[..., Any]:
@@ -304,8 +279,6 @@ def _page(name: str, kind: str) -> Callable[..., Any]:
     text = files("stride_cli.serve").joinpath("page", name).read_bytes()
 
     async def handler(request: Request) -> Response:
-        from starlette.responses import Response
-
         return Response(text, media_type=f"{kind}; charset=utf-8")
 
     return handler

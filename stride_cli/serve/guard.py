@@ -53,6 +53,12 @@ class Address:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
 
+    @property
+    def local(self) -> bool:
+        """True where this machine alone can reach it."""
+        bound = _address(self.host)
+        return self.host == "localhost" if bound is None else bound.is_loopback
+
     def is_own(self, host: str) -> bool:
         """True where a header Host names this address.
 

@@ -14,14 +14,7 @@ MOST_PROMPTS = 10_000  # of one request
 
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """Options of the address, and of who may ask.
-
-    Attributes
-    ----------
-    host, port : of the address; port None: `PORT` where it is free, else one that is
-    token : of the URL; None: a random one
-    open : open the page in the user's browser
-    """
+    """Options of the address, and of who may ask."""
 
     host: str = option("127.0.0.1", "Address to listen on; the default is this machine alone.")
     port: int | None = option(

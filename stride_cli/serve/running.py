@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import secrets
 import socket
@@ -34,7 +33,7 @@ class Server:
 
     Raises
     ------
-    MissingExtraError       Starlette or uvicorn is not installed
+    MissingExtraError       uvicorn is not installed
     UsageError              the address cannot be listened at, or the token is none
     and what `Session.open` raises
     """
@@ -86,14 +85,6 @@ class Server:
             self._uvicorn.run(sockets=[self._socket])
         finally:
             self._socket.close()
-
-    @property
-    def local(self) -> bool:
-        """True where this machine alone can reach it."""
-        try:
-            return ipaddress.ip_address(self.address.host).is_loopback
-        except ValueError:
-            return self.address.host == "localhost"
 
     def stop(self) -> None:
         """Let `run`, in another thread, come to its end."""
