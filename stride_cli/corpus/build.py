@@ -537,7 +537,5 @@ def storage_errors(out: str | Path) -> Iterator[None]:
     except (IndexFormatError, BrokenPipeError, StorageError):
         raise
     except OSError as error:
-        raise StorageError(
-            f"{out}: cannot be written: {error.strerror or error}",
-            fix="check the directory's permissions and the disk; the same command resumes",
-        ) from error
+        fix = "check the directory's permissions and the disk; the same command resumes"
+        raise StorageError(f"{out}: cannot be written: {error.strerror or error}", fix=fix) from error

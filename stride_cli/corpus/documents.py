@@ -279,9 +279,7 @@ class DocumentParser:
         first = self._ids.take(name, source, line)
         if first is not None:
             found = f"id '{_clip(name, 60)}' again, first at {first}"
-            fix = (
-                "give each its own id, number them (--number-ids), or keep the first of each (--on-bad skip)"
-            )
+            fix = "give each its own, number them (--number-ids), or keep the first of each (--on-bad skip)"
             raise bad(f"{source}:{line}", "ids that differ", found, fix)
         if self._number is not None:
             self._number += 1
@@ -298,8 +296,7 @@ class DocumentParser:
         if not isinstance(value, str):
             raise bad(where, f"'{field}' to be a string or an integer", type_name(value))
         _string(value, where, f"the field '{field}'")
-        # four bytes a character at most
-        if len(value) * 4 > MOST_ID_BYTES and (size := len(value.encode())) > MOST_ID_BYTES:
+        if (size := len(value.encode())) > MOST_ID_BYTES:
             wanted = f"an id of at most {MOST_ID_BYTES:,} bytes in the field '{field}'"
             raise bad(where, wanted, f"{size:,}", _NAME_IDS)
         return value
@@ -425,12 +422,11 @@ def _string(value: Any, where: str, what: str) -> str:
         raise bad(where, f"{what} to be a string", type_name(value))
     if "\0" in value:
         raise nul_found(where, what)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            half = f"half of a surrogate pair ({value[error.start]!a}) in {what}"
-            raise bad(where, "text that is valid Unicode", half) from None
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"half of a surrogate pair ({value[error.start]!a}) in {what}"
+        raise bad(where, "text that is valid Unicode", half) from None
     return value
 
 

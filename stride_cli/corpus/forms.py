@@ -54,10 +54,9 @@ class Form:
         """
         template = template_of(tokenizer)
         if name == "chat" and not template:
-            raise UsageError(
-                "--form chat needs a tokenizer with a chat template, and this model's has none",
-                fix="give --form concat (or text), or the tokenizer that the model was trained with",
-            )
+            found = "--form chat needs a tokenizer with a chat template, and this model's has none"
+            fix = "give --form concat (or text), or the tokenizer that the model was trained with"
+            raise UsageError(found, fix=fix)
         made = cls(source="corpus" if name is None else "option")
         if name in ("text", "concat"):
             return replace(made, name=name)  # type: ignore[arg-type]
@@ -186,10 +185,8 @@ def _templated(
         marked = [{**m, "content": cores[n] + _MARK} if n in cores else m for n, m in enumerate(messages)]
         pieces = apply(marked).split(_MARK) if cores else []
         if "".join(pieces) == text and len(pieces) == len(cores) + 1:
-            stops = accumulate(map(len, pieces))
-            spans = {
-                n: _left_of(core, text, stop) for (n, core), stop in zip(cores.items(), stops, strict=False)
-            }
+            ended_at = zip(cores.items(), accumulate(map(len, pieces)), strict=False)
+            spans = {n: _left_of(core, text, stop) for (n, core), stop in ended_at}
             break
     # 3. else from where the prompt of the messages before it ends: its content, or all up to its end
     ended, end_of, found = set[int](), _end_token(tokenizer), []
@@ -198,11 +195,8 @@ def _templated(
             begin = shared_prefix(apply(messages[:number], add_generation_prompt=True), text)
             core, after = contents.get(number, "").strip(), apply(messages[: number + 1]).rstrip()
             turn = None if core or text.startswith(after) else end_of.search(text, begin)
-            first = (
-                text.find(core, begin)
-                if number == 0 or begin >= len(apply(messages[:number]).rstrip())
-                else -1
-            )
+            behind = number == 0 or begin >= len(apply(messages[:number]).rstrip())
+            first = text.find(core, begin) if behind else -1
             if first < 0 or not (core or turn or text.startswith(after)):
                 raise CorpusError(
                     f"{document.source}:{document.line}: the model's chat template rewrites the answers of "

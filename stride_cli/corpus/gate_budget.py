@@ -37,7 +37,8 @@ LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 MOST_WITH_PROJECTIONS = 1000
 _FEWEST_SUBSETS = 128  # that leave a fine-tuned model so many gates
 PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
-_PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
+# of pairs of tokens, each of which has a gate of its own
+PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; see `logit_gates`
 # bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
@@ -52,8 +53,7 @@ _SHARED, _ALL_SHARED = 64, 1 << 23
 
 def inside_gates(allowed: GateRange, n_subsets: int) -> int:
     """Choose p of the space inside the blocks, for K subsets."""
-    wanted = allowed.gates(n_subsets)
-    return max(1, min(wanted, _MOST_GATES // max(1, n_subsets) // 2))
+    return max(1, min(allowed.gates(n_subsets), _MOST_GATES // max(1, n_subsets) // 2))
 
 
 def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = False) -> int:
@@ -67,11 +67,6 @@ def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = 
     wanted = 0 if all_weights else (_GATES // max(1, n_subsets) - others) // count
     affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
-
-
-def pair_gates(n_subsets: int) -> int:
-    """Choose the most pairs of tokens that have a gate of their own, for K subsets."""
-    return _PAIR_GATES.gates(n_subsets)
 
 
 def most_subsets(n_layers: int, width: int) -> int:
@@ -91,7 +86,7 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
         n_tokens: Of the corpus; 0: unknown, and as if many.
     """
     inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
-    pairs = pair_gates(n_subsets)
+    pairs = PAIR_GATES.gates(n_subsets)
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
     return inside + 2 * logit_gates(n_subsets, inside, 2, all_weights=finetuned) + pairs
@@ -119,20 +114,13 @@ def _power(value: int) -> int:
 def check_projection(size: int | None) -> None:
     """UsageError for bytes a chunk that projections cannot have."""
     if size is not None and (not 0 <= size <= MOST_PROJECTED or size % 8):
-        raise UsageError(
-            f"--project is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})",
-            fix="try --project 512",
-        )
-
-
-def projection_bytes(n_chunks: int, size: int) -> int:
-    """Return the bytes on disk of projections of `size` bytes a chunk, and a scale each."""
-    return n_chunks * (size + 4) if size else 0
+        found = f"--project is {size:,} (expected a multiple of 8, 0 to {MOST_PROJECTED:,})"
+        raise UsageError(found, fix="try --project 512")
 
 
 def projected_bytes(n_chunks: int, size: int) -> int:
-    """Return `projection_bytes` with the directions that chunks share, at most."""
-    return projection_bytes(n_chunks, size) + (4 * n_chunks + 8) * shared_directions(n_chunks) * bool(size)
+    """Return the bytes on disk of projections, at most: `size` and a scale a chunk, and shared directions."""
+    return n_chunks * (size + 4) + (4 * n_chunks + 8) * shared_directions(n_chunks) if size else 0
 
 
 def shared_directions(n_chunks: int) -> int:

@@ -111,6 +111,7 @@ class _Part:
 
     def __init__(self, path: str | Location) -> None:
         index = self.index = Index.open(path)
+        self.n_bytes = sum(index.array(name).nbytes for name in index.names("corpus"))
         self.place = str(index.path.resolve() if isinstance(index.path, Path) else index.path)
         self.corpus = str(index.attributes["fingerprints"]["corpus"])
         config: dict[str, Any] = index.attributes.get("config") or {}
@@ -134,11 +135,6 @@ class _Part:
         """Tell whether ids are numbers, because none were read."""
         entries = [*self.entries, *self.config.get("merged", [])]
         return all((entry.get("reading") or {}).get("number_ids") is True for entry in entries)
-
-    @property
-    def n_bytes(self) -> int:
-        arrays = map(self.index.array, self.index.names("corpus"))
-        return sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays)
 
     def seen_from(self, place: Path, recorded: str) -> str:
         """Return a recorded path as an index at another place records it."""

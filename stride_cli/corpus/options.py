@@ -38,14 +38,11 @@ class Range:
     def parse(cls, written: str) -> Range:
         """Read a range such as "2/8"; UsageError where it is none."""
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", written)
-        made = cls(int(found[1]), int(found[2])) if found else None
-        if made is None or not 1 <= made.number <= made.count:
-            raise UsageError(
-                f"--range is '{written}', expected I/N: part I of N, of 1/N, 2/N … N/N",
-                fix="try --range 1/8; in an array job of Slurm --range "
-                '"$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" with --array=1-8',
-            )
-        return made
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            task = '"$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"'
+            fix = f"try --range 1/8; in an array job of Slurm --range {task} with --array=1-8"
+            raise UsageError(f"--range is '{written}', expected I/N: part I of N, of 1/N, 2/N … N/N", fix=fix)
+        return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -95,10 +92,8 @@ class DesignOptions(Options):
         super().__post_init__()
         k, d = self.n_subsets, self.degree
         if k is not None and d is not None and k < d:
-            raise UsageError(
-                f"--subsets is {k}, expected at least the degree {d}: a chunk is in {d} different subsets",
-                fix=f"give --subsets {d} or more, or a smaller --degree",
-            )
+            found = f"--subsets is {k}, expected at least the degree {d}: a chunk is in {d} different subsets"
+            raise UsageError(found, fix=f"give --subsets {d} or more, or a smaller --degree")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ DEFAULT_DEGREE = 10  # tab:stride_hparams
 _ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
 _CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of the direct readout
 # tab:stride_hparams: 8 subsets of 2 examples in each of 10,000 steps
-SGD_DRAWS = 8 * 2 * 10_000
+_SGD_DRAWS = 8 * 2 * 10_000
 # One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
 _BUILD_BYTES = 400 << 20
 
@@ -101,11 +101,6 @@ def expected_overlapping(n_chunks: int, n_subsets: int, degree: int) -> float:
     return expected_neighbours(n_chunks, n_subsets, degree, max(1, -(-degree // 3)))
 
 
-def sgd_coverage(n_chunks: int, draws: int = SGD_DRAWS) -> float:
-    """Return the share of n chunks that `draws` uniform draws are expected to touch: 1 - (1 - 1/n)^draws."""
-    return 1.0 if n_chunks == 1 else -math.expm1(draws * math.log1p(-1 / n_chunks))
-
-
 def plan_index(
     counts: CorpusCounts,
     options: PlanOptions = PlanOptions(),
@@ -125,9 +120,7 @@ def plan_index(
     """
     n = counts.chunks
     k, d = choose_design(n, options, most_subsets)
-    p = options.gate_dimension
-    if p is None:
-        p = default_gates(k, counts.tokens, finetuned=finetuned)
+    p = options.gate_dimension or default_gates(k, counts.tokens, finetuned=finetuned)
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -156,7 +149,8 @@ def plan_index(
         "degree": d,
         "chunks_per_subset": n * d / k,
         "coverage_closed": 1.0,
-        "coverage_sgd": sgd_coverage(n),
+        # the share of chunks that uniform draws are expected to touch: 1 - (1 - 1/n)^draws
+        "coverage_sgd": 1.0 if n == 1 else -math.expm1(_SGD_DRAWS * math.log1p(-1 / n)),
         "expected_neighbours": expected_neighbours(n, k, d),
         "expected_overlapping": expected_overlapping(n, k, d),
         "gate_dimension": p,
@@ -181,8 +175,7 @@ def choose_block_size(requested: int | None, context: int | None) -> int:
     if requested is None:
         return min(DEFAULT_BLOCK_SIZE, context or DEFAULT_BLOCK_SIZE)
     if context is not None and requested > context:
-        raise UsageError(
-            f"--block-size is {requested:,}, expected at most the model's context of {context:,} tokens",
-            fix=f"give --block-size {context}, or leave it out",
-        )
+        most = f"at most the model's context of {context:,} tokens"
+        fix = f"give --block-size {context}, or leave it out"
+        raise UsageError(f"--block-size is {requested:,}, expected {most}", fix=fix)
     return requested

@@ -96,10 +96,8 @@ def open_documents(
     if part is not None:
         for source, size in zip(found, sizes, strict=True):
             if size is None:
-                raise UsageError(
-                    f"--range {part} is of files, and {source.name} is a stream, whose size is not known",
-                    fix="write it to a file first, or build without --range",
-                )
+                streamed = f"--range {part} is of files, and {source.name} is a stream of unknown size"
+                raise UsageError(streamed, fix="write it to a file first, or build without --range")
         shares = part.shares([size or 0 for size in sizes])
         found = [replace(source, share=share) for source, share in zip(found, shares, strict=True) if share]
         sizes = [share.high - share.low for share in shares if share]
@@ -148,10 +146,8 @@ def _read(
         names = ", ".join(source.name for source in sources[:3]) + (", …" if len(sources) > 3 else "")
         skipped = f" ({log.skipped} bad records were skipped)" if log.skipped else ""
         if part is not None:
-            raise EmptyRange(
-                f"{names}: expected at least one document in the range, found none{skipped}",
-                fix="give --range of fewer parts: every part needs a document that begins in it",
-            )
+            fix = "give --range of fewer parts: every part needs a document that begins in it"
+            raise EmptyRange(f"{names}: expected a document in the range, found none{skipped}", fix=fix)
         fix = 'give a file with lines such as {"id": "a", "text": "..."}'
         raise bad(names, "at least one document", f"none{skipped}", fix)
 
@@ -209,9 +205,8 @@ def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _broken_json(where, line, name, error) from None
     if not isinstance(record, dict):
-        fix = FIX_OR_SKIP
-        if isinstance(record, list):
-            fix = "give one object a line: jq -c '.[]' FILE > FILE.jsonl"
+        listed = isinstance(record, list)
+        fix = "give one object a line: jq -c '.[]' FILE > FILE.jsonl" if listed else FIX_OR_SKIP
         raise bad(where, "a JSON object on the line", type_name(record), fix)
     return record
 

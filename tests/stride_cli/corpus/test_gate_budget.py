@@ -9,12 +9,12 @@ from stride_cli.corpus.gate_budget import (
     FEED_FORWARD_GATES,
     LINEAR_GATES,
     MOST_PROJECTED,
+    PAIR_GATES,
     check_projection,
     default_gates,
     default_projection,
     inside_gates,
     logit_gates,
-    pair_gates,
 )
 
 
@@ -26,7 +26,7 @@ def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
             logit = logit_gates(n_subsets, inside, 2, all_weights=all_weights)
             assert inside >= 4096 and logit >= 4096
             assert n_subsets * (inside + 2 * logit) <= 1 << 30
-    assert 4096 <= pair_gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
+    assert 4096 <= PAIR_GATES.gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
 
 
 @given(
