@@ -147,13 +147,13 @@ def _show_tokens(
             raise query
         shown = shown_tokens(query.ids, query.weights > 0, model.tokenizer)
         if not output.wants_json(json):
-            print_tokens(shown, form.record())
+            print_tokens(shown, asdict(form))
             continue
         record: QueryTokensRecord = {
             "schema": "stride.query_tokens/1",
             "prompt": query.prompt,
             "response": query.response,
-            "form": form.record(),
+            "form": asdict(form),
             **shown,
         }
         output.emit(record)

@@ -30,7 +30,7 @@ from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus.chunking import Blocks, DocumentTokenizer
-from stride_cli.corpus.documents import EMPTY_CORPUS, chained, listed, merged_digest
+from stride_cli.corpus.documents import EMPTY_CORPUS, bad, chained, listed, merged_digest
 from stride_cli.corpus.forms import Form, unprinted
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
@@ -164,7 +164,7 @@ def build_index(
                 "design": "regular",
                 "block_size": block_size,
                 "fingerprints": {"corpus": progress.digest, **model.fingerprints, "form": form.fingerprint},
-                "form": form.record(),
+                "form": asdict(form),
                 "model_path": recorded_path(local, out) if local else model.path,
                 "config": settings | _config(sources, out, reading),
                 "counts": _counts(writer, progress, skipped=log.skipped),
@@ -186,7 +186,7 @@ def _settings(model: IndexedModel, options: BuildOptions, block_size: int, form:
         "degree": options.degree,
         "seed": options.seed,
         "store_text": options.store_text,
-        "form": form.record(),
+        "form": asdict(form),
     }
     if options.n_subsets is None and model.most_subsets is not None:
         settings["most_subsets"] = model.most_subsets
@@ -282,11 +282,9 @@ def _write_corpus(
         # the documents that are committed are read over, and have to be the same
         count = progress.documents - start.documents
         if chained(start.digest, itertools.islice(documents, count)) != progress.digest:
-            raise CorpusError(
-                f"the corpus has changed since the build at {writer.path} was interrupted: expected its "
-                f"first {count:,} documents again, found others or fewer",
-                fix="give the same corpus to resume, or start afresh with --overwrite",
-            )
+            place = f"the corpus has changed since the build at {writer.path} was interrupted"
+            fix = "give the same corpus to resume, or start afresh with --overwrite"
+            raise bad(place, f"its first {count:,} documents again", "others or fewer", fix)
     last, wait = time.monotonic(), options.commit_seconds
     silent: Counter[str] = Counter()
     try:
@@ -367,12 +365,9 @@ def _append(writer: IndexWriter, documents: list[Document], blocks: Blocks, *, s
     # 1. masks begin with the first chunk whose scored tokens are no suffix; all chunks before it get one then
     begun = length("corpus/loss_mask") > 0
     if blocks.loss_masks and not begun:
-        for first, last in ranges(n_chunks, width=_BLOCK_WIDTH):
-            lengths = np.diff(writer.read("corpus/chunk_offsets", first, last + 1))
-            starts = writer.read("corpus/loss_start", first, last)
-            write("corpus/loss_mask", suffix_masks(lengths, starts))
+        append_suffix_masks(writer, 0, n_chunks)
     if blocks.loss_masks or begun:
-        masks = suffix_masks(blocks.lengths, blocks.loss_starts)
+        masks = _suffix_masks(blocks.lengths, blocks.loss_starts)
         ends = np.cumsum(blocks.lengths)
         for number, mask in blocks.loss_masks.items():
             masks[ends[number] - len(mask) : ends[number]] = mask
@@ -391,7 +386,15 @@ def _append(writer: IndexWriter, documents: list[Document], blocks: Blocks, *, s
         writer.append_strings("corpus/text", [document.plain_text for document in documents])
 
 
-def suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def append_suffix_masks(writer: IndexWriter, start: int, stop: int) -> None:
+    """Append the masks of chunks start … stop-1, whose scored tokens are those from their `loss_start` on."""
+    for first, last in ranges(stop, start, width=_BLOCK_WIDTH):
+        lengths = np.diff(writer.read("corpus/chunk_offsets", first, last + 1))
+        starts = writer.read("corpus/loss_start", first, last)
+        writer.append("corpus/loss_mask", _suffix_masks(lengths, starts))
+
+
+def _suffix_masks(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return 1 from each chunk's start to its end: (sum of lengths,) uint8."""
     begins = np.cumsum(lengths) - lengths
     positions = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)

@@ -421,7 +421,7 @@ def _string(value: Any, where: str, what: str) -> str:
     if not isinstance(value, str):
         raise bad(where, f"{what} to be a string", type_name(value))
     if "\0" in value:
-        raise nul_found(where, what)
+        raise bad(where, "text", f"a NUL character in {what}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -440,11 +440,6 @@ def _filled(value: Any, where: str, what: str) -> str:
 def bad(where: str, expected: str, found: str, fix: str = FIX_OR_SKIP) -> CorpusError:
     """Make the error for a place of a corpus ("FILE:LINE")."""
     return CorpusError(f"{where}: expected {expected}, found {found}", fix=fix)
-
-
-def nul_found(where: str, what: str) -> CorpusError:
-    """Make the error for a NUL character."""
-    return bad(where, "text", f"a NUL character in {what}")
 
 
 def not_utf8(where: str, error: UnicodeDecodeError) -> CorpusError:

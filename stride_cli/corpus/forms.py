@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -69,10 +69,6 @@ class Form:
         """Read the form of an index; None of one that was built before it was recorded."""
         found = attributes.get("form")
         return cls(**found) if isinstance(found, Mapping) else None
-
-    def record(self) -> dict[str, Any]:
-        """Return it as an index records it."""
-        return asdict(self)
 
     @property
     def fingerprint(self) -> str:

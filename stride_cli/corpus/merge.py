@@ -17,12 +17,12 @@ from index_format.reader import Index
 from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import output
-from stride_cli.corpus.build import append_design, settings_key, storage_errors, suffix_masks
-from stride_cli.corpus.documents import Document, SeenIds, chained, merged_digest
+from stride_cli.corpus.build import append_design, append_suffix_masks, settings_key, storage_errors
+from stride_cli.corpus.documents import Document, SeenIds, bad, chained, merged_digest
 from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
 from stride_cli.corpus.summary import disk_bytes
-from stride_cli.errors import CorpusError, UsageError
+from stride_cli.errors import UsageError
 from stride_cli.remembered import recorded_path, recorded_places
 from stride_cli.version import __version__
 
@@ -161,11 +161,10 @@ def _in_order(parts: Sequence[_Part]) -> list[_Part]:
         first = next(iter(family.values()))
         count = first.range.count
         if lacking := [number for number in range(1, count + 1) if number not in family]:
-            raise IndexMismatch(
-                f"expected all {count} ranges of {', '.join(first.sources)}, found {len(family)}: "
-                f"{', '.join(f'{number}/{count}' for number in lacking[:3])} lacking",
-                fix=f"build what is lacking: stride index build … --range {lacking[0]}/{count} --out …",
-            )
+            shown = ", ".join(f"{number}/{count}" for number in lacking[:3])
+            found = f"expected all {count} ranges of {', '.join(first.sources)}, found {len(family)}"
+            fix = f"build what is lacking: stride index build … --range {lacking[0]}/{count} --out …"
+            raise IndexMismatch(f"{found}: {shown} lacking", fix=fix)
         ordered += [family[number] for number in sorted(family)]
     return ordered
 
@@ -188,11 +187,8 @@ def _check_parts(parts: Sequence[_Part]) -> None:
                 if fix.startswith("--"):
                     how = f"without {fix}" if wanted is None else f"with {fix} {wanted}"
                     fix = f"build {part.index.path} again {how}"
-                raise IndexMismatch(
-                    f"{part.index.path} cannot be merged with {first.index.path}: its {what} is {shown[0]}, "
-                    f"expected {shown[1]}",
-                    fix=fix,
-                )
+                which = f"{part.index.path} cannot be merged with {first.index.path}"
+                raise IndexMismatch(f"{which}: its {what} is {shown[0]}, expected {shown[1]}", fix=fix)
 
 
 def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
@@ -225,19 +221,17 @@ def _check_ids(parts: Sequence[_Part], scratch: Path) -> None:
                 name = part.index.document_id(document)
                 if (before := seen.take(name, str(part), document)) is not None:
                     where, _, number = before.rpartition(":")
-                    raise CorpusError(
-                        f"{part}: expected ids that differ, found id {name[:80]!r} of document {document} "
-                        f"again, first as document {number} of {where}",
-                        fix="give each document its own id, or build the parts with --number-ids",
-                    )
+                    again = f"id {name[:80]!r} of document {document} again"
+                    fix = "give each document its own id, or build the parts with --number-ids"
+                    found = f"{again}, first as document {number} of {where}"
+                    raise bad(str(part), "ids that differ", found, fix)
             ticker.advance(part.index.n_documents)
 
 
 def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> Iterator[int]:
-    """Append the corpus arrays of a part; yields the bytes that were copied.
+    """Append the corpus arrays of a part, numbers shifted by how many there are; yield the bytes copied.
 
-    Numbers of documents, chunks and tokens are shifted by how many there are. Masks are there from the first
-    chunk on where any part has some, as in one build. Ids that are numbers are written anew.
+    Masks are there from the first chunk on where any part has some. Ids that are numbers are written anew.
     """
     n_documents = max(0, writer.length("corpus/document_offsets") - 1)
     shifts = {
@@ -263,10 +257,8 @@ def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> 
             ids = [str(n_documents + number) for number in range(first, last)]
             writer.append_strings("corpus/document_id", ids)
     if masked and not part.has("corpus/loss_mask"):
-        offsets, starts = part.array("corpus/chunk_offsets"), part.array("corpus/loss_start")
-        for first, last in ranges(part.n_chunks, width=part.attributes["block_size"]):
-            lengths = np.diff(np.asarray(offsets[first : last + 1]))
-            writer.append("corpus/loss_mask", suffix_masks(lengths, np.asarray(starts[first:last])))
+        n_chunks = shifts["corpus/document_offsets"]
+        append_suffix_masks(writer, n_chunks, n_chunks + part.n_chunks)
 
 
 def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[str, Any]:

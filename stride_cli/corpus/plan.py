@@ -51,10 +51,9 @@ def choose_design(
     if n_subsets is None:
         n_subsets = max(min(default_subsets(n_chunks), most or MAX_SUBSETS), min(2 * (degree or 1), n_chunks))
     elif n_subsets > n_chunks:
-        raise CorpusError(
-            f"--subsets is {n_subsets:,}, expected at most the number of chunks: the corpus has {n_chunks:,}",
-            fix=f"leave --subsets out (here: {default_subsets(n_chunks):,}), or give a larger corpus",
-        )
+        found = f"--subsets is {n_subsets:,}, expected at most the chunks of the corpus, {n_chunks:,}"
+        fix = f"leave --subsets out (here: {default_subsets(n_chunks):,}), or give a larger corpus"
+        raise CorpusError(found, fix=fix)
     half = max(1, n_subsets // 2)
     if degree is None:
         degree = min(DEFAULT_DEGREE, half)

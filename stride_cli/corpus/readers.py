@@ -18,7 +18,6 @@ from stride_cli.corpus.documents import (
     SeenIds,
     bad,
     not_utf8,
-    nul_found,
     too_long,
     type_name,
 )
@@ -238,7 +237,8 @@ def _refuse_disguised_jsonl(text: str, source: Source) -> None:
 
 def _decode(data: bytes, name: str, line: int) -> str:
     if b"\0" in data:
-        raise nul_found(f"{name}:{line + data[: data.index(0)].count(10)}", "the line")
+        where = f"{name}:{line + data[: data.index(0)].count(10)}"
+        raise bad(where, "text", "a NUL character in the line")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -127,11 +127,11 @@ def find_sources(sources: Sequence[str]) -> list[Source]:
     """
     if not sources:
         raise CorpusError("no corpus given", fix="name a file, a glob, or '-' for stdin")
+    if sources.count("-") > 1:
+        raise CorpusError("'-' (stdin) is given twice; it can be read once", fix="give '-' once")
     found: list[Source] = []
     for given in sources:
         if given == "-":
-            if any(source.path is None for source in found):
-                raise CorpusError("'-' (stdin) is given twice; it can be read once", fix="give '-' once")
             found.append(Source("<stdin>", None, "jsonl"))
         elif given.startswith(HUB):
             found += [Source(name, path, _kind(path, True)) for name, path in fetch_files(given)]

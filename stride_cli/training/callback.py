@@ -11,7 +11,7 @@ import io
 import json
 import math
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def _arguments(args: TrainingArguments, corpus: Recorded) -> dict[str, Any]:
         "run_version": 1,
         "by": "transformers.Trainer",
         "documents": corpus.documents,
-        "form": corpus.form.record(),
+        "form": asdict(corpus.form),
         "examples_per_step": _examples_per_step(args),
         "arguments": told,
     }
