@@ -41,15 +41,6 @@ class ShownHit:
 
 
 @dataclass(frozen=True)
-class Responses:
-    """Responses of the K subsets, and what the recovery explains of them: both (K,) float64, in one unit of
-    which only proportions mean something."""
-
-    measured: np.ndarray
-    recovered: np.ndarray
-
-
-@dataclass(frozen=True)
 class Concentration:
     """Part of the total absolute influence that the strongest chunks hold.
 
@@ -75,7 +66,8 @@ class ShownAnswer:
     pieces : tuple             the response as (text, scored) pairs, a token each; scored is None where the
                                scored tokens are not known
     supporters, opposers : tuple of ShownHit
-    responses : Responses or None
+    responses : two (K,) float64, or None      of the subsets, and what the recovery explains of them; only
+                               their proportions mean something
     concentration : Concentration or None
     picture : str              of a classifier: the query's input, a ``data:`` address; else empty
     """
@@ -84,7 +76,7 @@ class ShownAnswer:
     pieces: tuple[tuple[str, bool | None], ...]
     supporters: tuple[ShownHit, ...]
     opposers: tuple[ShownHit, ...]
-    responses: Responses | None = None
+    responses: tuple[np.ndarray, np.ndarray] | None = None
     concentration: Concentration | None = None
     picture: str = ""
 
@@ -127,7 +119,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         shown,
         supporters=tuple(hits[:count]),
         opposers=tuple(hits[count:]),
-        responses=Responses(answer.measured, answer.measured - answer.solution.residual),
+        responses=(answer.measured, answer.measured - answer.solution.residual),
         concentration=concentration(answer.solution.values, answer.solution.n_chunks),
     )
 

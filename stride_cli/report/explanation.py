@@ -18,7 +18,6 @@ _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
 BELOW_THE_LINE = "below: no stronger, for its loss, than what unrelated prompts get"
-NO_VERDICT = "No verdict: this index is not calibrated (stride calibrate)."
 
 Record = Mapping[str, Any]
 
@@ -106,7 +105,7 @@ def no_verdict(record: Record) -> str:
         return "No verdict: a comparison is held against nothing; the documents are those that tipped it."
     if count := record.get("pooled"):
         return f"No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
-    return NO_VERDICT
+    return "No verdict: this index is not calibrated (stride calibrate)."
 
 
 def odds(comparison: Record) -> str:
@@ -156,14 +155,10 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if recovered and (fit is None or fit < _POOR_FIT):
         sentence = (
-            ""
-            if fit is None
-            else (
-                f"The influences explain only {_percent(fit)} of what the subsets answered (R²): most of the "
-                "response comes from documents too weak to tell apart, or from noise."
-            )
+            f"The influences explain only {_percent(fit or 0.0)} of what the subsets answered (R²): most of "
+            "the response comes from documents too weak to tell apart, or from noise."
         )
-        found.append(("most of what was measured is left unexplained", sentence))
+        found.append(("most of what was measured is left unexplained", "" if fit is None else sentence))
     if recovered and nonzeros > _CROWDED * subsets:
         sentence = (
             f"{nonzeros:,} chunks share {subsets:,} measurements: with so many, a good fit is no evidence. A "

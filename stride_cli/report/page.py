@@ -227,7 +227,7 @@ def _plots(answer: ShownAnswer) -> str:
         parts.append(
             "<div><h3>What the subsets answered</h3>"
             '<p class="faint">Each dot is a subset: its measured response against what the recovery '
-            f"explains of it.</p>{response_plot(answer.responses)}</div>"
+            f"explains of it.</p>{response_plot(*answer.responses)}</div>"
         )
     if answer.concentration is not None:
         parts.append(

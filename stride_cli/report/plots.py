@@ -7,23 +7,23 @@ import math
 import numpy as np
 
 from stride_cli.characters import power_of_ten
-from stride_cli.report.contents import Concentration, Responses
+from stride_cli.report.contents import Concentration
 from stride_cli.report.drawing import Scale, label, log_line, svg, ticks_for
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 320, 62, 14, 26, 42
 _SMALL = 1e-12
 
 
-def response_plot(responses: Responses) -> str:
+def response_plot(measured: np.ndarray, recovered: np.ndarray) -> str:
     """Plot measured over recovered responses, a dot a subset, with the line on which they agree."""
-    values = np.concatenate([responses.measured, responses.recovered])
+    values = np.concatenate([measured, recovered])
     unit = float(np.abs(values).max(initial=0.0))
     power = math.floor(math.log10(unit)) if unit > _SMALL else 0
     if -2 < power < 4:  # beyond, plotted in a power of ten, so that ticks are short
         power = 0
     factor = 10.0**power
-    across_ticks = ticks_for(*_range(responses.recovered / factor))
-    down_ticks = ticks_for(*_range(responses.measured / factor))
+    across_ticks = ticks_for(*_range(recovered / factor))
+    down_ticks = ticks_for(*_range(measured / factor))
     across = Scale(across_ticks[0], across_ticks[-1], _LEFT, _WIDTH - _RIGHT)
     down = Scale(down_ticks[0], down_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     marks = _rules(down_ticks, down) + [
@@ -40,7 +40,7 @@ def response_plot(responses: Responses) -> str:
     # one path with a point at each subset: a tenth of the size of as many circles
     dots = "".join(
         f"M{across(x / factor):.1f} {down(y / factor):.1f}h0"
-        for x, y in zip(responses.recovered, responses.measured, strict=True)
+        for x, y in zip(recovered, measured, strict=True)
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
     scale = "" if power == 0 else f" / {power_of_ten(power)}"

@@ -84,7 +84,8 @@ class Service:
         index = self.shelf.find(question.index)
         if question.many:
             return StreamingResponse(self._lines(index, question), media_type="application/x-ndjson")
-        answer = await asyncio.wrap_future(self._ask(index, question.single(), question.options))
+        asked = self.worker.ask(Ask(index, question.single(), question.options))
+        answer = await asyncio.wrap_future(asked)
         return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
 
     async def detail(self, record: Callable[..., Any], request: Request) -> Response:
@@ -163,16 +164,6 @@ class Service:
         """Run a function where models run."""
         return await asyncio.wrap_future(self.worker.call(function))
 
-    def _ask(self, index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> Future[Answer]:
-        future = self.worker.ask(Ask(index, prompt, options))
-
-        def keep(done: Future[Answer]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                index.keep(prompt, options, done.result())
-
-        future.add_done_callback(keep)
-        return future
-
     async def _lines(self, index: ServedIndex, question: Question) -> AsyncIterator[str]:
         """Give the record of each prompt, in order, as soon as those before it are there."""
         waiting: deque[Future[Answer] | StrideError] = deque()
@@ -183,7 +174,7 @@ class Service:
                     if isinstance(prompt, StrideError):
                         waiting.append(prompt)
                     else:
-                        waiting.append(self._ask(index, prompt, question.options))
+                        waiting.append(self.worker.ask(Ask(index, prompt, question.options)))
                 found = waiting.popleft()
                 try:
                     if isinstance(found, StrideError):
@@ -201,7 +192,7 @@ class Service:
 
 def build_app(service: Service, address: Address) -> Guard:
     """Build the ASGI application."""
-    routes = [Route(path, _page(name, kind)) for path, (name, kind) in _STATIC.items()]
+    routes = [Route(path, _page(*file), methods=["GET"]) for path, file in _STATIC.items()]
     routes += [
         Route("/indexes", service.indexes),
         Route("/query", service.query, methods=["POST"]),
@@ -274,11 +265,7 @@ def _json(record: Mapping[str, Any], status: int = 200) -> Response:
     return Response(to_json(record) + "\n", status, media_type="application/json")
 
 
-def _page(name: str, kind: str) -> Callable[..., Any]:
-    """Make a handler that answers with a file of the package."""
+def _page(name: str, kind: str) -> Any:
+    """Make the response, which Starlette takes for an application, that gives a file of the package."""
     text = files("stride_cli.serve").joinpath("page", name).read_bytes()
-
-    async def handler(request: Request) -> Response:
-        return Response(text, media_type=f"{kind}; charset=utf-8")
-
-    return handler
+    return Response(text, media_type=f"{kind}; charset=utf-8")

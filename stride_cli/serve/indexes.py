@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import json
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ _MARKS = ("zarr.json", "manifest.json", "operators/manifest.json", "calibration/
 
 
 class ServedIndex:
-    """An index that stays open. All but `name`, `place` and `keep` is for the thread that models run in.
+    """An index that stays open. All but `name` and `place` is for the thread that models run in.
 
     Parameters
     ----------
@@ -40,7 +40,6 @@ class ServedIndex:
         self._mark: Any = None
         self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
         self._numbers: dict[str, int] | None = None
-        self._lock = threading.Lock()  # of the answers, which are kept from another thread
 
     def session(self) -> Session:
         """Open the index; again where it has changed meanwhile.
@@ -57,8 +56,7 @@ class ServedIndex:
         if self._session is None or mark != self._mark:
             session = Session.open(self.place.index, model=self.place.model)
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query ROW")
-            with self._lock:
-                self._answers.clear()
+            self._answers.clear()
             self._session, self._mark, self._numbers = session, mark, None
             keep_imported()
         return self._session
@@ -86,10 +84,9 @@ class ServedIndex:
 
     def keep(self, prompt: Mapping[str, str], options: QueryOptions, answer: Answer) -> None:
         """Remember an answer for what is asked about it next."""
-        with self._lock:
-            self._answers[_key(prompt, options)] = answer
-            while len(self._answers) > _KEPT:
-                self._answers.popitem(last=False)
+        self._answers[_key(prompt, options)] = answer
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
 
     def answer(self, prompt: Mapping[str, str], options: QueryOptions, *, carried: bool = False) -> Answer:
         """Return the answer that was given last to this, or a new one.
@@ -99,8 +96,7 @@ class ServedIndex:
         carried : bool      with the passages that carry the influence
         """
         session, key = self.session(), _key(prompt, options)
-        with self._lock:
-            found = self._answers.get(key)
+        found = self._answers.get(key)
         if found is None:
             options = replace(options, passages="carrying" if carried else "none")
             found = next(session.query_all([prompt], options, together=1))
@@ -139,7 +135,7 @@ class ServedIndex:
 
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> Hashable:
     # an answer gets its passages later where it was asked for without
-    return *sorted(prompt.items()), replace(options, passages="carrying")
+    return json.dumps(prompt, sort_keys=True), replace(options, passages="carrying")
 
 
 class Shelf:

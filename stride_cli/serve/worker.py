@@ -117,11 +117,12 @@ def _answer(jobs: list[Ask]) -> None:
     try:
         first = jobs[0]
         for outcome in first.index.session().outcomes([job.prompt for job in jobs], first.options):
-            future = next(waiting).future
+            job = next(waiting)
             if isinstance(outcome, StrideError):
-                future.set_exception(outcome)
+                job.future.set_exception(outcome)
             else:
-                future.set_result(outcome)
+                job.future.set_result(outcome)
+                job.index.keep(job.prompt, job.options, outcome)
     except BaseException as error:
         for job in waiting:
             job.future.set_exception(error)

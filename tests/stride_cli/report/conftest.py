@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.report.contents import Responses, ShownAnswer, concentration, from_record
+from stride_cli.report.contents import ShownAnswer, concentration, from_record
 
 
 def make_hit(rank: float, document: str, share: float, **changes: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def make_shown(**changes: Any) -> ShownAnswer:
         shown,
         pieces=((" Paris", True), (" & <b>", True), ("nothing</b> else", False)),
         supporters=(first, *shown.supporters[1:]),
-        responses=Responses(measured, 0.9 * measured),
+        responses=(measured, 0.9 * measured),
         concentration=concentration(generator.normal(size=60), 1000),
     )
 
