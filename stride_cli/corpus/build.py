@@ -316,18 +316,24 @@ def tokenised(
 
     The next batch is tokenised while the caller writes this one; with workers, many are.
     """
-    batches, tasks = itertools.tee(_batches(documents))
+    waiting: deque[list[Document]] = deque()
+
+    def tasks() -> Iterator[list[Document]]:
+        for batch in _batches(documents):
+            waiting.append(batch)
+            yield batch
+
     if options.engine != "local" or (options.workers or 1) > 1:
         with Workers(chunker.chunks_of, options.workers, engine=options.engine) as workers:
-            yield from zip(batches, workers.in_order(tasks), strict=False)
+            for blocks in workers.in_order(tasks()):
+                yield waiting.popleft(), blocks
         return
     with ThreadPoolExecutor(1) as pool:
-        running = (pool.submit(chunker.chunks_of, batch) for batch in tasks)
+        running = (pool.submit(chunker.chunks_of, batch) for batch in tasks())
         # pairs, so that the next one runs before the result of this one is waited for
-        pairs = itertools.pairwise(itertools.chain(running, [None]))
-        for batch, (blocks, _) in zip(batches, pairs, strict=False):
-            assert blocks is not None
-            yield batch, blocks.result()
+        for this, _ in itertools.pairwise(itertools.chain(running, [None])):
+            assert this is not None
+            yield waiting.popleft(), this.result()
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

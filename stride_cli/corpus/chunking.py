@@ -153,11 +153,12 @@ class DocumentTokenizer:
                     scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
             if self.vocabulary is not None and len(tokens) and tokens.max() >= self.vocabulary:
-                raise CorpusError(
-                    f"{document.source}:{document.line}: document '{document.id}' has the token "
-                    f"{self.tokenizer.decode([int(tokens.max())])!r}, for which the model has no row",
-                    fix="take it out of the text: the tokenizer got it after the model was trained",
+                found = (
+                    f"document '{document.id}' has the token {self.tokenizer.decode([int(tokens.max())])!r}"
                 )
+                where, lacks = f"{document.source}:{document.line}", "for which the model has no row"
+                fix = "take it out of the text: the tokenizer got it after the model was trained"
+                raise CorpusError(f"{where}: {found}, {lacks}", fix=fix)
             encoded.append(Encoded(tokens, scored))
         return encoded
 

@@ -244,8 +244,6 @@ def _apply(
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except Exception as error:  # jinja2 errors, and whatever the template raises itself
-        raise CorpusError(
-            f"{document.source}:{document.line}: the model's chat template refuses document "
-            f"'{document.id}': {error}",
-            fix="correct the roles (most templates take user and assistant in turn), or leave it out",
-        ) from None
+        where = f"{document.source}:{document.line}: the model's chat template refuses document"
+        fix = "correct the roles (most templates take user and assistant in turn), or leave it out"
+        raise CorpusError(f"{where} '{document.id}': {error}", fix=fix) from None

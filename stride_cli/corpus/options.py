@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,15 +51,11 @@ class Range:
     def shares(self, sizes: Sequence[int]) -> list[Share | None]:
         """Return what it has of each file; None: nothing."""
         lengths = [max(1, size) for size in sizes]
-        total = sum(lengths)
-        first, stop = (total * place // self.count for place in (self.number - 1, self.number))
-        found: list[Share | None] = []
-        start = 0
-        for length in lengths:
-            low, high = max(0, first - start), min(length, stop - start)
-            found.append(Share(low, high, length) if low < high else None)
-            start += length
-        return found
+        first, stop = (sum(lengths) * place // self.count for place in (self.number - 1, self.number))
+        starts = itertools.accumulate(lengths, initial=0)
+        placed = zip(lengths, starts, strict=False)
+        parts = [Share(max(0, first - at), min(length, stop - at), length) for length, at in placed]
+        return [part if part.low < part.high else None for part in parts]
 
 
 DEFAULT_BLOCK_SIZE = 512
