@@ -153,12 +153,10 @@ class DocumentTokenizer:
                     scored = np.concatenate([np.zeros(1, bool), scored])
             scored[:1] = False
             if self.vocabulary is not None and len(tokens) and tokens.max() >= self.vocabulary:
-                found = (
-                    f"document '{document.id}' has the token {self.tokenizer.decode([int(tokens.max())])!r}"
-                )
-                where, lacks = f"{document.source}:{document.line}", "for which the model has no row"
+                where = f"{document.source}:{document.line}: document '{document.id}'"
+                token = repr(self.tokenizer.decode([int(tokens.max())]))
                 fix = "take it out of the text: the tokenizer got it after the model was trained"
-                raise CorpusError(f"{where}: {found}, {lacks}", fix=fix)
+                raise CorpusError(f"{where} has the token {token}, for which the model has no row", fix=fix)
             encoded.append(Encoded(tokens, scored))
         return encoded
 
