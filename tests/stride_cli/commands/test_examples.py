@@ -160,7 +160,7 @@ def test_the_ci_job(workspace: Path, script: Runs, benchmark: Path, tmp_path: Pa
     steps = job["jobs"]["audit"]["steps"]
     (step,) = (step for step in steps if step.get("name") == "Audit")
     assert steps[-1]["with"]["sarif_file"] == "audit.sarif"  # what the step before it writes
-    for level, code in (("1", 1), ("0", 0)):
+    for level, code in (("1", 1), ("1e-9", 0)):
         settings = {**job["env"], "INDEX": f"{workspace}/run.stride", "LEVEL": level}
         script("bash", "-eo", "pipefail", "-c", step["run"], code=code, **settings)  # as the runner does
         assert json.loads((tmp_path / "audit.sarif").read_text())["version"] == "2.1.0"
