@@ -13,8 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index_format")
 ROOMS = (
-    "audit.bm25",
-    "audit.ngrams",
     "operators.gate_kernels",
     "operators.fit_kernels",
 )
