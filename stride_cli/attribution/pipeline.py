@@ -221,10 +221,16 @@ class Measurement:
         )
 
 
+def _mean_response(responses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The mean over members and not over subsets, s̄: of responses (..., K) and |A_k| (K,), float64."""
+    # a corpus that is smaller than the design may leave every subset empty
+    return (responses * sizes).sum(axis=-1) / max(1.0, float(sizes.sum()))
+
+
 def average_influence(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
     """The average chunk's influence, s̄ / m̄: of responses (..., K) and |A_k| (K,), float64."""
     sizes = np.asarray(row_sizes, dtype=np.float64)
-    return (responses * sizes).sum(axis=-1) / max(1.0, float(sizes.sum())) / max(1.0, float(sizes.mean()))
+    return _mean_response(responses, sizes) / max(1.0, float(sizes.mean()))
 
 
 def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.ndarray:
@@ -246,11 +252,9 @@ def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.nda
     ndarray like `responses`, float64; equal to the centred responses where all rows have the same size
     """
     sizes = np.asarray(row_sizes, dtype=np.float64)
-    # a corpus that is smaller than the design may leave every subset empty
-    if sizes.sum() == 0:
+    if sizes.sum() == 0:  # all subsets are empty
         return np.asarray(responses, dtype=np.float64)
-    # ȳ is the mean over members and not over subsets: the mean influence of the chunks themselves
-    mean = (responses * sizes).sum(axis=-1, keepdims=True) / sizes.sum()
+    mean = _mean_response(responses, sizes)[..., None]
     return (responses - mean) * (sizes / sizes.mean())
 
 

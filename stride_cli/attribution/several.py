@@ -146,8 +146,7 @@ class Several:
 
     def average(self, responses: np.ndarray) -> np.ndarray:
         """The average chunk's influence by the first model, (Q,); the others' are in its nats (`parts`)."""
-        first, *_ = self._each()
-        return first.average(np.split(responses, self.count, axis=-1)[0])
+        return self.open(0, self.settings).average(np.split(responses, self.count, axis=-1)[0])
 
     def subsets_alone(self, measurement: Measurement) -> list[Solution]:
         """See `Pipeline.subsets_alone`."""
