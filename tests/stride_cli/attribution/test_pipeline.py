@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stride_cli.attribution import pipeline
+from stride_cli.attribution.direct import Exact
 from stride_cli.attribution.pipeline import Measurement, additive_measurement, queries_together
 from stride_cli.attribution.several import Several, mean_solution
 from stride_cli.recovery.lasso import solve_lasso
-from stride_cli.recovery.problem import dense
+from stride_cli.recovery.problem import LassoSettings, dense
+from stride_cli.recovery.ranking import rank_documents
 
 CPU = torch.device("cpu")
 SMALLEST = 1 << 29  # bytes that gradients may take of any memory
@@ -114,3 +116,14 @@ def test_the_mean_of_models_has_the_weakest_certificate() -> None:
     assert found.relative_gap == max(own.relative_gap for own in each) and found.exact.tolist() == [1]
     np.testing.assert_array_equal(found.residual, np.concatenate([own.residual for own in each]))
     assert mean_solution(each[:1]) is each[0]
+
+
+def test_the_one_document_of_a_corpus_has_all_of_the_influence() -> None:
+    columns, responses, sizes = np.zeros((1, 1), np.uint16), np.array([[0.5]]), np.ones(1)
+    y, average = (put(responses, sizes) for put in (additive_measurement, pipeline.average_influence))
+    measurement = Measurement(columns, responses, y, average, np.ones(1), "linear", None)
+    exact = Exact(np.zeros(1, np.int64), np.array([0.5]), 1.0, 0.5)
+    settings = pipeline.Settings("linear", 1, LassoSettings(), 1, False, 0.0, None)
+    found = pipeline.recover(measurement, None, exact, settings)
+    ((hit,), opposers) = rank_documents(found, columns, np.zeros(1, np.int64), top=3, bottom=3)
+    assert (hit.influence, hit.share, hit.sign, opposers) == (0.5, 1.0, "supports", [])

@@ -40,7 +40,6 @@ def test_they_hold_what_matters_also_beyond_the_support() -> None:
 
 
 def test_without_a_weight_they_are_those_that_the_residual_calls_for() -> None:
-    """By hand, of all chunks at once."""
     columns, _, _, y = planted(30, 12)
     found = solve_lasso(columns, y, LassoSettings(lambda_ratio=0.1), n_subsets=30)
     debiased = dense([found])[0] + found.residual[columns].sum(axis=1) / (DEGREE - DEGREE**2 / 30)
