@@ -132,8 +132,7 @@ def fit_line(predicted: np.ndarray, measured: np.ndarray) -> Nats:
         return Nats(0.0, None, None, np.inf, 0.0, len(predicted), predicted.size)
     slope = float(products.sum() / squares.sum())
     rest = np.maximum(squares.sum() - squares, np.finfo(float).tiny)
-    error = _jackknife((products.sum() - products) / rest)
-    correlation = _correlation(predicted, measured)
+    error, correlation = _jackknife((products.sum() - products) / rest), _correlation(predicted, measured)
     return Nats(slope, None, None, error, correlation, len(predicted), predicted.size)
 
 
@@ -156,15 +155,9 @@ def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> Nats:
     each = np.argmax(np.maximum(without, 0.0) ** 2 / np.maximum(rest, tiny), axis=0)
     one = np.arange(len(each))
     ceilings = without[each, one] / np.maximum(rest[each, one], tiny)
-    return Nats(
-        slope=None,
-        ceiling=float(whole[best] / below[best]),
-        half=float(_HALVES[best]),
-        error=_jackknife(ceilings),
-        correlation=_correlation(climbs[best], measured),
-        models=len(shares),
-        pairs=shares.size,
-    )
+    ceiling, half = float(whole[best] / below[best]), float(_HALVES[best])
+    error, correlation = _jackknife(ceilings), _correlation(climbs[best], measured)
+    return Nats(None, ceiling, half, error, correlation, len(shares), shares.size)
 
 
 def _jackknife(without: np.ndarray) -> float:
@@ -173,9 +166,8 @@ def _jackknife(without: np.ndarray) -> float:
 
 
 def _correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
-    spread = predicted.std() * measured.std()
-    product = (predicted * measured).mean() - predicted.mean() * measured.mean()
-    return float(product / spread) if spread > 0 else 0.0
+    constant = not predicted.std() * measured.std() > 0
+    return 0.0 if constant else float(np.corrcoef(predicted.ravel(), measured.ravel())[0, 1])
 
 
 def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, heart: bool) -> Nats:
@@ -192,9 +184,6 @@ def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, 
         return linear
     ceiling = fit_ceiling(sums / np.maximum(totals, np.finfo(float).tiny), measured)
     # both are least squares through the origin: the one that leaves less
-    scales: list[Nats] = [ceiling, linear]
-    return min(scales, key=lambda scale: _left(scale, sums, totals, measured))
-
-
-def _left(scale: Nats, sums: np.ndarray, totals: np.ndarray, measured: np.ndarray) -> float:
-    return float(np.square(measured - scale.rise(sums, totals, np.inf)).sum())
+    return min(
+        (ceiling, linear), key=lambda scale: np.square(measured - scale.rise(sums, totals, np.inf)).sum()
+    )

@@ -542,7 +542,7 @@ class Session:
         scale = self.calibration.scale if self.calibration else None
         if options.retrain:
             from index_format.location import local_directory
-            from stride_cli.attribution.calibration import measure_scale
+            from stride_cli.attribution.scale import measure_scale
             from stride_cli.models.kinds import refuse_classifier
 
             refuse_classifier(self.index, "influences in nats", fix="leave out --retrain")

@@ -11,8 +11,7 @@ import numpy as np
 from index_format.location import local_directory
 from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.output import note
-from stride_cli.prove.intervals import LEVEL, Interval
-from stride_cli.prove.verify_hit import find_documents, verify_documents
+from stride_cli.prove.verify_hit import LEVEL, Interval, find_documents, verify_documents
 from stride_cli.training.retraining import open_trainer, store_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.output import note
-from stride_cli.prove.intervals import LEVEL, Interval, t_interval
 from stride_cli.prove.options import HitOptions
 from stride_cli.randomness import stream
 from stride_cli.training.jobs import Job
@@ -25,12 +24,35 @@ if TYPE_CHECKING:
     from stride_cli.schema.verify_records import RunRecord
     from stride_cli.training.jobs import Trainer
 
+LEVEL = 0.95
 DEPENDED, NO_EVIDENCE, TOO_FEW = "depended", "no_evidence", "too_few_runs"
 _NEAR = 32  # documents of similar length that a random one is drawn from, at least
 _NEAR_SHARE = 50  # or one in so many of all
 _SLACK = 0.02  # of the tokens that random documents may have more or fewer
 _AMONG = 4  # where none is that near, one of so many is taken, so that chance still has a say
 _MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its standard error and interval."""
+
+    mean: float
+    se: float
+    low: float
+    high: float
+
+
+def t_interval(values: np.ndarray) -> Interval:
+    """Give the mean of independent values (S,) Student's t interval; NaN where S is 1."""
+    from scipy.stats import t
+
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean, np.nan, np.nan, np.nan)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    return Interval(mean, error, mean - reach, mean + reach)
 
 
 @dataclass(frozen=True, eq=False)

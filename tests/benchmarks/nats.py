@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from stride_cli.attribution.calibration import predicted_sums
 from stride_cli.attribution.nats import fit_line
 from stride_cli.attribution.options import QueryOptions
+from stride_cli.attribution.scale import predicted_sums
 from stride_cli.attribution.session import Session
 from stride_cli.data.queries import Query
 from stride_cli.data.query_set import QuerySet

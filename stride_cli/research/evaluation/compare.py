@@ -10,7 +10,7 @@ import numpy as np
 
 from stride_cli.attribution.nats import fit_line
 from stride_cli.errors import UsageError
-from stride_cli.prove.intervals import Interval
+from stride_cli.prove.verify_hit import Interval
 from stride_cli.research.evaluation import metrics
 from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES

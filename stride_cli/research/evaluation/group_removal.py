@@ -17,7 +17,7 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.output import note
-from stride_cli.prove.intervals import t_interval
+from stride_cli.prove.verify_hit import t_interval
 from stride_cli.research.evaluation.query_groups import GroupRule, QueryGroup, check_rules
 from stride_cli.research.evaluation.ranking import random_chunks, top_chunks
 from stride_cli.research.evaluation.scoring import document_blocks, fitted_method

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stride_cli.prove.intervals import LEVEL, Interval
+from stride_cli.prove.verify_hit import LEVEL, Interval
 from stride_cli.randomness import stream
 from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution.calibration import removed_parts, responses_of
 from stride_cli.attribution.nats import (
     Nats,
     choose_scale,
@@ -17,6 +16,7 @@ from stride_cli.attribution.nats import (
     fit_line,
     scale_of,
 )
+from stride_cli.attribution.scale import removed_parts, responses_of
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError

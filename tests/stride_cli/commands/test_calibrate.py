@@ -100,8 +100,9 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
 def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
     from stride_cli.api import Session
-    from stride_cli.attribution.calibration import calibrate, measure_scale
+    from stride_cli.attribution.calibration import calibrate
     from stride_cli.attribution.nats import scale_of
+    from stride_cli.attribution.scale import measure_scale
 
     pipeline = Session.open(index).pipeline()
     measured = measure_scale(pipeline, 2)  # of one, the error is anybody's guess
