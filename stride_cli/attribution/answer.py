@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from stride_cli.attribution.nats import Nats
 from stride_cli.attribution.verdict import Verdict
+from stride_cli.recovery.ranking import Hit
+from stride_cli.recovery.recall import Recall
 from stride_cli.schema.answer_records import (
     GENERATED,
     LOSS,
@@ -15,9 +17,8 @@ from stride_cli.schema.answer_records import (
     RESPONSE,
     SCORED_TOKENS,
     TEMPLATE,
+    AnswerOfHit,
     AnswerSeconds,
-    HitRecord,
-    RecallRecord,
 )
 from stride_cli.schema.derivation import key, to_record, told
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from stride_cli.data.queries import Query
     from stride_cli.recovery.lasso import Solution
-    from stride_cli.recovery.ranking import Hit
-    from stride_cli.recovery.recall import Recall
     from stride_cli.recovery.shrinkage import Shrinkage
 
 
@@ -98,7 +97,6 @@ class Answer:
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
                                        recovers of them is ``measured - solution.residual``
-    recall : Recall or None            how many of the strongest chunks were read
     shrinkage : Shrinkage or None      how small differences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -119,7 +117,6 @@ class Answer:
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
-    recall: Recall | None = None
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
@@ -229,20 +226,18 @@ class Answer:
         optional=True,
     )
 
-    @told(
+    recall: Recall | None = key(
         "how many of the strongest chunks were read; null: none were, or the index has no projections",
-        name="recall",
+        default=None,
         optional=True,
     )
-    def recalled(self) -> RecallRecord | None:
-        return None if self.recall is None else cast("RecallRecord", asdict(self.recall))
 
     @told()
-    def hits(self) -> list[HitRecord]:
+    def hits(self) -> list[Hit]:
         return [self._hit(found) for found in self.supporters]
 
     @told(name="opposers")
-    def opposing(self) -> list[HitRecord]:
+    def opposing(self) -> list[Hit]:
         return [self._hit(found) for found in self.opposers]
 
     @told()
@@ -271,26 +266,17 @@ class Answer:
             return influence
         return float(self.scale.rise(influence, self.solution.total, self.loss))
 
-    def _hit(self, found: Hit) -> HitRecord:
-        record: HitRecord = {
-            "rank": found.rank,
-            "document": self.document_ids[found.document],
-            "influence": self.in_unit(found.influence),
-            "share": found.share,
-            "above_line": None if self.line is None else found.influence > self.line,
-            "sign": found.sign,
-            "chunk": found.chunk,
-            "passage": self.passages.get(found.chunk, ""),
-            "seen": found.seen,
-            "neighbours": found.neighbours,
-            "backfilled": found.backfilled,
-            "read": found.read if self.read or self.estimated else None,
-        }
-        if found.document in (self.never_trained or ()):
-            record["trained"] = False
-        if found.chunk in self.labels:
-            record["label"] = self.labels[found.chunk]
-        return record
+    def _hit(self, found: Hit) -> Hit:
+        return replace(
+            found,
+            name=self.document_ids[found.document],
+            influence=self.in_unit(found.influence),
+            above_line=None if self.line is None else found.influence > self.line,
+            passage=self.passages.get(found.chunk, ""),
+            label=self.labels.get(found.chunk),
+            trained=False if found.document in (self.never_trained or ()) else None,
+            read=found.read if self.read or self.estimated else None,
+        )
 
     def to_record(self) -> dict[str, Any]:
         """The answer as one JSON object; `stride schema` documents the keys."""
@@ -316,3 +302,9 @@ class Answer:
         from stride_cli.attribution.frames import html_table
 
         return html_table(self.to_record())
+
+
+class HitRow(Hit, AnswerOfHit):
+    """One row of ``stride query --format csv`` and `Answer.to_frame`: all keys but "schema" are columns."""
+
+    schema: ClassVar[str] = "stride.hit_row/1"

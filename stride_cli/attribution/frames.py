@@ -11,7 +11,7 @@ from typing import IO, Any
 from stride_cli.characters import cell, html_text, printable, shortened
 from stride_cli.errors import require_extra
 from stride_cli.schema import json_schema
-from stride_cli.schema.answer_records import HitRecord
+from stride_cli.schema.answer_records import AnswerOfHit
 
 Row = dict[str, Any]
 _PASSAGE = 240  # characters of a passage in a notebook
@@ -45,7 +45,7 @@ def hit_rows(answer: Mapping[str, Any], number: int = 1) -> Iterator[Row]:
         answer: The record.
         number: The answer's number, from 1.
     """
-    of_answer = {key: answer.get(key) for key in hit_columns() if key not in HitRecord.__annotations__}
+    of_answer = {key: answer.get(key) for key in AnswerOfHit.__annotations__}
     for name in ("hits", "opposers"):
         for hit in answer[name]:
             row = {**of_answer, **hit, "list": name, "answer": number}

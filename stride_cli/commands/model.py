@@ -21,10 +21,11 @@ from stride_cli.errors import UsageError
 from stride_cli.models.kinds import is_examples
 from stride_cli.models.spec import StreamOptions
 from stride_cli.options import own, refuse_foreign
+from stride_cli.schema.derivation import to_record
 from stride_cli.training.options import ClassifierOptions, ColumnOptions, FinetuneOptions, TrainOptions
 
 if TYPE_CHECKING:
-    from stride_cli.schema.model_records import ClassifierRecord, ModelRecord
+    from stride_cli.schema.model_records import ModelRecord
     from stride_cli.training.ending import Ending
     from stride_cli.training.runs import Trained
 
@@ -128,7 +129,6 @@ def _train_classifier(
     from stride_cli.models.classifier.examples import Columns
     from stride_cli.training.classifiers import train_classifier
 
-    begin = time.monotonic()
     trained = train_classifier(
         sources[0],
         out,
@@ -136,22 +136,7 @@ def _train_classifier(
         columns=Columns(label=columns.label, id=columns.id, drop=tuple(columns.drop)),
         overwrite=overwrite,
     )
-    record: ClassifierRecord = {
-        "schema": "stride.classifier/1",
-        "path": str(trained.path),
-        "network": trained.recipe.network.name,
-        "parameters": trained.parameters,
-        "classes": trained.classes,
-        "rows": trained.rows,
-        "loss": trained.loss,
-        "accuracy": trained.accuracy,
-        "held_out": trained.held_out,
-        "held_out_loss": trained.held_out_loss,
-        "held_out_accuracy": trained.held_out_accuracy,
-        "epochs": trained.recipe.epochs,
-        "seconds": time.monotonic() - begin,
-    }
-    show_record(record, json, title="model")
+    show_record(to_record(trained), json, title="model")
     next_step("stride", "index", "build", str(sources[0]), "--model", str(out))
 
 

@@ -18,7 +18,6 @@ from stride_cli.report import explanation as told
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer
-    from stride_cli.schema.answer_records import HitRecord
 
 _BAR = 10
 _POOLED = 3  # of the prompts that are answered as one, those shown
@@ -125,7 +124,7 @@ def _how(answer: Answer) -> str:
 
 
 def _list(
-    title: str, hits: Sequence[HitRecord], record: Mapping[str, Any], largest: float
+    title: str, hits: Sequence[Mapping[str, Any]], record: Mapping[str, Any], largest: float
 ) -> list[RenderableType]:
 
     query = f"{record['prompt']} {record['response']}"
@@ -140,7 +139,7 @@ def _list(
     return lines
 
 
-def _heading(hit: HitRecord, record: Mapping[str, Any], largest: float, number: int) -> Text:
+def _heading(hit: Mapping[str, Any], record: Mapping[str, Any], largest: float, number: int) -> Text:
     """Rank, bar, share, score, document and what is special about it."""
     filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
     if hit["influence"]:
@@ -160,7 +159,7 @@ def _heading(hit: HitRecord, record: Mapping[str, Any], largest: float, number: 
     return line
 
 
-def _passage(hit: HitRecord, query: str) -> Text:
+def _passage(hit: Mapping[str, Any], query: str) -> Text:
     """The passage with the words of the query marked."""
     passage = printable(hit["passage"])
     text = Text(passage)

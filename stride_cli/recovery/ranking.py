@@ -4,48 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.errors import UsageError
-from stride_cli.recovery.lasso import Solution
-from stride_cli.recovery.screening import Design
+from stride_cli.schema.answer_records import PASSAGE
+from stride_cli.schema.derivation import key
+
+if TYPE_CHECKING:
+    from stride_cli.recovery.lasso import Solution
+    from stride_cli.recovery.screening import Design
 
 _TIE = 1e-12  # influences closer than this, relatively, are one influence
 _NOISE = 1e-12  # correlations below this share of ‖r‖ √d are rounding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hit:
-    """One document that supports or opposes the prediction.
+    """One document that supports or opposes the prediction, its influence in the unit of y.
 
-    Attributes
-    ----------
-    rank : float         1 is the strongest; documents with the same influence share the mean of their ranks
-    document : int
-    influence : float    sum of its chunks' weights, in the unit of y
-    share : float        |influence| / Σ|w| over all chunks, in [0, 1]
-    sign : str           "supports" (training on it lowers the loss of the prediction) or "opposes"
-    chunk : int          its chunk with the largest weight of that sign (backfilled: the best correlated one)
-    backfilled : bool    no weight of its own but the average chunk's: ranked after all others, by the
-                         correlation of its best chunk with what the weights leave unexplained
-    neighbours : int     other chunks that share all but at most one subset with `chunk`, which M hardly
-                         tells apart from it
-    seen : bool          the operators were fitted on `chunk`
-    read : bool          the weight of `chunk` is from its own gradient, which tells it apart from all others
+    `Answer.hits` have what its record says more: the document's name, and influences in the answer's unit.
     """
 
-    rank: float
-    document: int
-    influence: float
-    share: float
-    sign: str
-    chunk: int
-    backfilled: bool
-    neighbours: int
-    seen: bool
-    read: bool = False
+    rank: float = key("position, 1 = most influential; ties share their mid-rank")
+    document: int  # numbered in the index
+    name: str = key("the document's id", name="document", default="")
+    influence: float = key(
+        "how much training on the document moves the response's loss, in the answer's unit, summed over its "
+        "chunks; > 0 supports (lowers it), < 0 opposes"
+    )
+    share: float = key("|influence| / Σ|influence of every chunk|, 0 … 1")
+    above_line: bool | None = key(
+        "whether it is above the line of `judged`; null without one", default=None, optional=True
+    )
+    sign: str = key('"supports" or "opposes"')
+    chunk: int = key("the document's most influential chunk, numbered in the index")
+    passage: str = key(PASSAGE, default="")
+    label: str | None = key("of a classifier: the training row's label", default=None, lacking=True)
+    trained: bool | None = key(
+        "false: the model was not trained on it, by its own record", default=None, lacking=True
+    )
+    seen: bool = key("whether the fit of the operators has seen that chunk", default=True)
+    neighbours: int = key(
+        "other chunks that share all but one of its subsets: not told apart from it, unless it was read",
+        default=0,
+    )
+    backfilled: bool = key(
+        "not in the sparse solution: ranked by correlation with what it leaves unexplained", default=False
+    )
+    read: bool | None = key(
+        "that chunk's influence is from its own gradient; false: recovered from subsets; null: all are",
+        default=False,
+        optional=True,
+    )
 
 
 def told_apart(hits: Sequence[Hit], read: np.ndarray, *, estimated: bool = False) -> list[Hit]:
@@ -83,6 +95,8 @@ def rank_documents(
     ------
     UsageError     `chunk_document` does not have n entries; top or bottom is negative
     """
+    from stride_cli.recovery.screening import Design  # compiles; records are read without it
+
     if len(chunk_document) != solution.n_chunks:
         raise UsageError(f"chunk_document has {len(chunk_document)} entries for {solution.n_chunks} chunks")
     if top < 0 or bottom < 0:
@@ -105,9 +119,6 @@ def rank_documents(
                     share=abs(float(influence[at])) / total if total else 0.0,
                     sign="supports" if sign > 0 else "opposes",
                     chunk=int(chunks[own[np.argmax(sign * values[own])]]),
-                    backfilled=False,
-                    neighbours=0,
-                    seen=True,
                 )
             )
         return hits
@@ -208,8 +219,6 @@ def _backfill(
             sign="supports",
             chunk=int(found.ids[order[at]]),
             backfilled=True,
-            neighbours=0,
-            seen=True,
         )
         for rank, at in zip(ranks[: top - ranked], first[: top - ranked], strict=True)
     ]

@@ -11,23 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stride_cli.schema.derivation import key
+
 TOP = 10
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Recall:
-    """With this confidence, at least so many of the `top` chunks of largest influence have been read.
+    """With this confidence, at least so many of the `top` chunks of largest influence have been read."""
 
-    Attributes
-    ----------
-    top, at_least : int
-    confidence : float
-    """
-
-    top: int
-    at_least: int
-    confidence: float
+    top: int = key("the chunks of largest influence that this is about")
+    at_least: int = key("so many of them are among those that were read, or more")
+    confidence: float = key("share of queries of which that is true, at least")
 
 
 def stated_recall(

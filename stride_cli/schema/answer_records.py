@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, TypedDict
+
+from stride_cli.schema.derivation import key
 
 # meanings that several records have
 PROMPT = "the prompt; of several that are pooled, a line each"
@@ -15,49 +18,10 @@ TEMPLATE = (
     'on the next line, as the corpus is where there is no template; "none", as it stands; null: of a '
     "classifier"
 )
-Prompt = Annotated[str, PROMPT]
-Response = Annotated[str, RESPONSE]
-Generated = Annotated[bool, GENERATED]
-ScoredTokens = Annotated[int, SCORED_TOKENS]
-Loss = Annotated[float, LOSS]
-Template = Annotated[str | None, TEMPLATE]
-Passage = Annotated[
-    str,
+PASSAGE = (
     "the sentence of that chunk that carries its influence, where chunks are read; else the one most like "
-    "the query",
-]
-
-
-class HitRecord(TypedDict):
-    rank: Annotated[float, "position, 1 = most influential; ties share their mid-rank"]
-    document: Annotated[str, "the document's id"]
-    influence: Annotated[
-        float,
-        "how much training on the document moves the response's loss, in the answer's unit, summed over its "
-        "chunks; > 0 supports (lowers it), < 0 opposes",
-    ]
-    share: Annotated[float, "|influence| / Σ|influence of every chunk|, 0 … 1"]
-    above_line: NotRequired[
-        Annotated[bool | None, "whether it is above the line of `judged`; null without one"]
-    ]
-    sign: Annotated[str, '"supports" or "opposes"']
-    chunk: Annotated[int, "the document's most influential chunk, numbered in the index"]
-    passage: Passage
-    label: NotRequired[Annotated[str, "of a classifier: the training row's label"]]
-    trained: NotRequired[Annotated[bool, "false: the model was not trained on it, by its own record"]]
-    seen: Annotated[bool, "whether the fit of the operators has seen that chunk"]
-    neighbours: Annotated[
-        int, "other chunks that share all but one of its subsets: not told apart from it, unless it was read"
-    ]
-    backfilled: Annotated[
-        bool, "not in the sparse solution: ranked by correlation with what it leaves unexplained"
-    ]
-    read: NotRequired[
-        Annotated[
-            bool | None,
-            "that chunk's influence is from its own gradient; false: recovered from subsets; null: all are",
-        ]
-    ]
+    "the query"
+)
 
 
 class AnswerSeconds(TypedDict):
@@ -68,12 +32,6 @@ class AnswerSeconds(TypedDict):
     rank: Annotated[float, "seconds"]
 
 
-class RecallRecord(TypedDict):
-    top: Annotated[int, "the chunks of largest influence that this is about"]
-    at_least: Annotated[int, "so many of them are among those that were read, or more"]
-    confidence: Annotated[float, "share of queries of which that is true, at least"]
-
-
 class ReportRecord(TypedDict):
     schema: Literal["stride.report/1"]
     path: Annotated[str, "the page that was written"]
@@ -82,25 +40,22 @@ class ReportRecord(TypedDict):
     seconds: Annotated[float, "seconds of the whole command"]
 
 
-class _AnswerOfHit(TypedDict):
-    answer: Annotated[int, "number of the answer, from 1, in the order of the prompts"]
-    id: Annotated[str | None, "the query's id, where its file gave one"]
-    verdict: Annotated[str | None, "of the answer: clear, weak, guessing; empty: it has none"]
-    prompt: Prompt
-    response: Response
-    generated: Generated
-    scored_tokens: ScoredTokens
-    loss: Loss
-    unit: Annotated[str | None, 'of influences: "nats" or "relative"']
-    instead: Annotated[str | None, "with --instead: what the response is compared with"]
-    pooled: Annotated[int | None, "with --pool: prompts that are answered as one"]
-    list: Annotated[str, '"hits" or "opposers": which of the answer\'s lists the document is on']
+@dataclass(frozen=True, kw_only=True)
+class AnswerOfHit:
+    """Columns of a row of a hit that are of its answer."""
 
-
-class HitRow(_AnswerOfHit, HitRecord):
-    """One row of ``stride query --format csv`` and `Answer.to_frame`: all keys but "schema" are columns."""
-
-    schema: Literal["stride.hit_row/1"]
+    answer: int = key("number of the answer, from 1, in the order of the prompts")
+    id: str | None = key("the query's id, where its file gave one")
+    verdict: str | None = key("of the answer: clear, weak, guessing; empty: it has none")
+    prompt: str = key(PROMPT)
+    response: str = key(RESPONSE)
+    generated: bool = key(GENERATED)
+    scored_tokens: int = key(SCORED_TOKENS)
+    loss: float = key(LOSS)
+    unit: str | None = key('of influences: "nats" or "relative"')
+    instead: str | None = key("with --instead: what the response is compared with")
+    pooled: int | None = key("with --pool: prompts that are answered as one")
+    list: str = key('"hits" or "opposers": which of the answer\'s lists the document is on')
 
 
 class BadInputRecord(TypedDict):

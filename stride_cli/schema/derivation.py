@@ -70,15 +70,18 @@ def told(
 
 def _keys(cls: type) -> list[tuple[Key, str, str]]:
     """List the keys of a dataclass's record in order: each with its attribute and its type as written."""
-    own = [
-        (each.metadata["key"], each.name, str(each.type))
-        for each in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())
-        if "key" in each.metadata
-    ]
-    for name, value in vars(cls).items():
-        if isinstance(value, _Told) and value.fget is not None:
-            own.append((value.key, name, str(value.fget.__annotations__["return"])))
-    return sorted(own, key=lambda found: found[0].at)
+    found: dict[str, tuple[Key, str, str]] = {}
+    for base in reversed(cls.__mro__):  # inherited keys stand first
+        own = [
+            (each.metadata["key"], each.name, str(each.type))
+            for each in (dataclasses.fields(base) if dataclasses.is_dataclass(base) else ())
+            if "key" in each.metadata
+        ]
+        for name, value in vars(base).items():
+            if isinstance(value, _Told) and value.fget is not None:
+                own.append((value.key, name, str(value.fget.__annotations__["return"])))
+        found |= {each[1]: each for each in sorted(own, key=lambda found: found[0].at)}
+    return list(found.values())
 
 
 def to_record(held: Any) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
+
+from stride_cli.schema.derivation import key
 
 
 class ContinuationRecord(TypedDict):
@@ -35,22 +38,24 @@ class ModelRecord(TypedDict):
     continuations: NotRequired[list[ContinuationRecord]]
 
 
-class ClassifierRecord(TypedDict):
-    schema: Literal["stride.classifier/1"]
-    path: Annotated[str, "directory of the model"]
-    network: Annotated[str, '"mlp", "resnet9", "logistic" or "adapter" (a file of one\'s own)']
-    parameters: Annotated[int, "numbers that training changes"]
-    classes: Annotated[int, "classes"]
-    rows: Annotated[int, "rows that it was trained on"]
-    loss: Annotated[float, "mean loss on them, nats"]
-    accuracy: Annotated[float, "share of them that is classified right"]
-    held_out: Annotated[int, "rows kept as queries"]
-    held_out_loss: Annotated[float | None, "mean loss on those, nats; null where there is none"]
-    held_out_accuracy: Annotated[
-        float | None, "share of those that is classified right; null where there is none"
-    ]
-    epochs: Annotated[int, "passes over the rows"]
-    seconds: Annotated[float, "seconds of the whole command"]
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A classifier that was trained, and how well; losses and accuracies are of the finished model."""
+
+    schema: ClassVar[str] = "stride.classifier/1"
+
+    path: str = key("directory of the model")
+    network: str = key('"mlp", "resnet9", "logistic" or "adapter" (a file of one\'s own)')
+    parameters: int = key("numbers that training changes")
+    classes: int = key("classes")
+    rows: int = key("rows that it was trained on")
+    loss: float = key("mean loss on them, nats")
+    accuracy: float = key("share of them that is classified right")
+    held_out: int = key("rows kept as queries")
+    held_out_loss: float | None = key("mean loss on those, nats; null where there is none")
+    held_out_accuracy: float | None = key("share of those that is classified right; null where there is none")
+    epochs: int = key("passes over the rows")
+    seconds: float = key("seconds of the whole command")
 
 
 class ModelInfoRecord(TypedDict):

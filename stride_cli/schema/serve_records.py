@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from stride_cli.schema.answer_records import Passage
+from stride_cli.schema.answer_records import PASSAGE
 
 
 class ServeErrorRecord(TypedDict):
@@ -36,7 +36,7 @@ class ServedIndexesRecord(TypedDict):
 class PassageRecord(TypedDict):
     document: Annotated[str, "the hit's document"]
     chunk: Annotated[int, "the hit's chunk, numbered in the index"]
-    passage: Passage
+    passage: Annotated[str, PASSAGE]
 
 
 class PassagesRecord(TypedDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-from stride_cli.schema.answer_records import Generated, Prompt, Template
+from stride_cli.schema.answer_records import GENERATED, PROMPT, TEMPLATE
 
 
 class RemovedDocument(TypedDict):
@@ -34,7 +34,7 @@ class RunRecord(TypedDict):
 class VerifyHitRecord(TypedDict):
     schema: Literal["stride.verify_hit/1"]
     index: Annotated[str, "path of the index"]
-    prompt: Prompt
+    prompt: Annotated[str, PROMPT]
     response: Annotated[str, "the continuation whose loss is looked at; likewise"]
     instead: NotRequired[Annotated[str, "with --instead: what the response is compared with"]]
     pooled: NotRequired[Annotated[int, "with --file: prompts that are tested as one"]]
@@ -45,8 +45,8 @@ class VerifyHitRecord(TypedDict):
             "which the two part, times -1, nats",
         ]
     ]
-    template: NotRequired[Template]
-    generated: Generated
+    template: NotRequired[Annotated[str | None, TEMPLATE]]
+    generated: Annotated[bool, GENERATED]
     documents: list[RemovedDocument]
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']
     sentence: Annotated[str, "the verdict in words"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from stride_cli import output
 from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
 from stride_cli.models.classifier.classifier_recipe import (
-    ClassifierRecipe,
     checkpoint_steps,
     default_recipe,
     software_versions,
@@ -33,39 +31,12 @@ from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.models.devices import resolve_device
 from stride_cli.parallel import torch_threads
 from stride_cli.randomness import stream
+from stride_cli.schema.model_records import TrainedClassifier
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 from stride_cli.training.options import ClassifierOptions
 
 _ONE_THREAD = 1_000_000  # weights
 _CHECKPOINTS = 9
-
-
-@dataclass(frozen=True)
-class TrainedClassifier:
-    """A classifier that was trained, and how well.
-
-    Attributes
-    ----------
-    path : Path
-    recipe : ClassifierRecipe
-    parameters : int
-    loss, accuracy : float                       on the training rows, of the finished model
-    held_out_loss, held_out_accuracy : float, optional
-    rows, held_out, classes : int                how many
-    seconds : float
-    """
-
-    path: Path
-    recipe: ClassifierRecipe
-    parameters: int
-    loss: float
-    accuracy: float
-    held_out_loss: float | None
-    held_out_accuracy: float | None
-    rows: int
-    held_out: int
-    classes: int
-    seconds: float
 
 
 def train_classifier(
@@ -174,15 +145,17 @@ def train_classifier(
         overwrite=overwrite,
     )
     return TrainedClassifier(
-        out,
-        recipe,
-        sum(parameter.numel() for parameter in network.parameters()),
-        loss,
-        accuracy,
-        *others,
-        rows=len(training),
-        held_out=len(held_out),
+        path=str(out),
+        network=recipe.network.name,
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
         classes=len(classes),
+        rows=len(training),
+        loss=loss,
+        accuracy=accuracy,
+        held_out=len(held_out),
+        held_out_loss=others[0],
+        held_out_accuracy=others[1],
+        epochs=recipe.epochs,
         seconds=time.monotonic() - began,
     )
 
