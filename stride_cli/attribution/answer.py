@@ -191,6 +191,10 @@ class Answer:
     def generated(self) -> bool:
         return self.query.generated
 
+    @told("the model's own response ends at --max-new-tokens, in the middle of a sentence", optional=True)
+    def cut(self) -> bool:
+        return self.query.cut
+
     @told(SCORED_TOKENS)
     def scored_tokens(self) -> int:
         return int(self.query.weights.sum())
@@ -231,6 +235,12 @@ class Answer:
         default=None,
         optional=True,
     )
+
+    @told("chunks of the index", optional=True)
+    def chunks(self) -> int:
+        return self.solution.n_chunks
+
+    asked: int = key("supporting documents that were asked for (--top)", default=0, optional=True)
 
     @told()
     def hits(self) -> list[Hit]:

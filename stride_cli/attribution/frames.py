@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from stride_cli.characters import cell, html_text, printable, shortened
 from stride_cli.errors import require_extra
@@ -17,11 +17,62 @@ Row = dict[str, Any]
 _PASSAGE = 240  # characters of a passage in a notebook
 # stated, because a column may be empty, and pandas could not infer its type
 _DTYPES = {"string": "string", "number": "float64", "integer": "int64", "boolean": "boolean"}
-_VERDICTS = {
-    "clear": "the model knows this, and a document taught it",
-    "weak": "the model knows this, but no document stands out: single none of them out",
-    "guessing": "the model is no surer than after unrelated prompts: what is listed is no source",
-}
+SUPPORT = "documents that support this"
+
+
+class Look(NamedTuple):
+    """Says how answers of one verdict look: colours of terminals, light and dark pages; a clause on what it
+    means; headings of documents above the line and of others; whether any is `named`."""
+
+    colour: str
+    light: str
+    dark: str
+    meaning: str
+    heading: str = SUPPORT
+    named: bool = True
+    closest: str = "closest, no stronger than noise"
+    opposing: str = "documents that oppose this"
+
+
+VERDICTS = {
+    "clear": Look("green", "#00795c", "#56d4a8", "the model knows this, and a document taught it"),
+    "weak": Look("yellow", "#955000", "#ffa657", "the model knows this", "no document stands out"),
+    "guessing": Look(
+        "red", "#a4342b", "#ff8f85", "the model is no surer than after unrelated prompts",
+        "no source found", False, "closest, and no source",
+    ),
+}  # fmt: skip
+UNJUDGED = Look("dim", "", "", "")
+
+
+class Section(NamedTuple):
+    """Holds documents under one heading; `quiet`: without colours, numbers and bars."""
+
+    heading: str
+    hits: Sequence[Any]
+    quiet: bool
+
+
+def sections(answer: Mapping[str, Any]) -> list[Section]:
+    """Part an answer's documents into those that are shown, and those that are no stronger than noise."""
+    look = VERDICTS.get(answer.get("verdict") or "", UNJUDGED)
+    above = [hit for hit in answer["hits"] if look.named and hit.get("above_line") is not False]
+    found = [
+        Section(look.heading, above, False),
+        Section(look.closest, [hit for hit in answer["hits"] if hit not in above], True),
+        Section(look.opposing, answer["opposers"], not look.named),
+    ]
+    return [each for each in found if each.hits or each.heading == look.heading != SUPPORT]
+
+
+def influence_text(hit: Mapping[str, Any], unit: str | None) -> str:
+    """Show a document's influence as every page and table has it: three digits, in the record's unit."""
+    if not (value := hit["influence"]):
+        return "by correlation only" if hit.get("backfilled") else "–"
+    shown = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+#.3g}".rstrip(".")
+    return f"{shown} nats" if unit == "nats" else shown
+
+
 _STYLE = "text-align:left;vertical-align:top"
 
 
@@ -103,32 +154,18 @@ class CsvTable:
 
 def html_table(answer: Mapping[str, Any]) -> str:
     """Write a ``stride.answer/1`` record as HTML: the verdict, then its tables; all text is escaped."""
-    word = answer.get("verdict")
-    parts = [f"<p><b>{word.capitalize()}</b>: {_VERDICTS[word]}.</p>"] if word in _VERDICTS else []
-    unit = "nats" if answer.get("unit") == "nats" else "relative"
+    word, unit = answer.get("verdict"), answer.get("unit")
+    parts = [f"<p><b>{word.capitalize()}</b>: {VERDICTS[word].meaning}.</p>"] if word in VERDICTS else []
     parts.append(f"<p>{html_text(answer['prompt'])}<b>{html_text(answer['response'])}</b></p>")
-    for title, hits in (("supports", answer["hits"]), ("opposes", answer["opposers"])):
-        if hits:
-            head = _row("th", ["", title, "share", f"influence ({unit})", "passage"])
-            parts.append(f"<table><thead>{head}</thead><tbody>{_hit_rows(hits)}</tbody></table>")
+    for heading, hits, quiet in sections(answer):
+        rows = [_row("th", ["", heading, *([] if quiet else ["share", "influence"]), "passage"])]
+        for hit in hits:
+            name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
+            share = "" if hit["backfilled"] else f"{hit['share']:.0%}"
+            numbers = [] if quiet else [share, influence_text(hit, unit)]
+            rows.append(_row("td", [f"{hit['rank']:g}", name, *numbers, shortened(hit["passage"], _PASSAGE)]))
+        parts.append(f"<table>{''.join(rows)}</table>" if hits else f"<p>{heading}</p>")
     return "".join(parts)
-
-
-def _hit_rows(hits: Sequence[Mapping[str, Any]]) -> str:
-    rows, above = [], True
-    for hit in hits:
-        if hit["sign"] == "supports" and above and hit.get("above_line") is False:
-            above = False
-            rows.append(
-                '<tr><td colspan="5"><i>below: no stronger, for its loss, than what unrelated prompts get'
-                "</i></td></tr>"
-            )
-        name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
-        share = "" if hit["backfilled"] else f"{hit['share']:.0%}"
-        influence = "by correlation only" if hit["backfilled"] else f"{hit['influence']:+.3g}"
-        passage = shortened(hit["passage"], _PASSAGE)
-        rows.append(_row("td", [f"{hit['rank']:g}", name, share, influence, passage]))
-    return "".join(rows)
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

@@ -483,6 +483,7 @@ class Session:
             labels=labels,
             responses=measured.responses[0],
             measured=measured.y[0],
+            asked=options.top,
             read=settings.reads,
             recall=solution.recall,
             estimated=settings.estimated,

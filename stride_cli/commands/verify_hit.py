@@ -100,8 +100,9 @@ def render_check(found: VerifyHitRecord) -> None:
     """Documents, a row for every seed, and the verdict."""
     from rich.text import Text
 
+    from stride_cli.attribution.frames import influence_text
     from stride_cli.characters import printable
-    from stride_cli.commands.tables import number, print_table
+    from stride_cli.commands.tables import print_table
     from stride_cli.output import console as open_console
 
     console = open_console()
@@ -113,7 +114,7 @@ def render_check(found: VerifyHitRecord) -> None:
             said.append(" rather than ").append(printable(instead.strip()), style="bold")
         console.print(said)
     rows = [
-        [hit["document"], number(hit["influence"], "+.3g"), f"{hit['tokens']:,}"]
+        [hit["document"], influence_text(hit, found.get("unit")), f"{hit['tokens']:,}"]
         for hit in found["documents"]
     ]
     print_table("Documents removed", ["document", "influence", "tokens"], rows)

@@ -63,6 +63,7 @@ class Query:
     ids : (T,) int64               prompt and response
     weights : (T,) float32         1 at the response's scored tokens, else 0
     generated : bool               True where the model wrote the response itself
+    cut : bool                     True where it may go on writing, and is in the middle of a sentence
     form : Form                    how prompt and response became one text
     parts : of Part                what its loss is made of; none: it is one sequence, `ids`
     comparison : Comparison        with what else might have been said, or None
@@ -78,6 +79,7 @@ class Query:
     parts: tuple[Part, ...] = ()
     comparison: Comparison | None = None
     count: int = 1
+    cut: bool = False
 
     @property
     def sequences(self) -> tuple[Part, ...]:
@@ -232,6 +234,8 @@ def build_queries(
                 query = _given(model, cutter, each, each["response"])
             else:
                 query = _generated(model, form, each["prompt"], prompt_ids, own)
+                ended = query.response.rstrip().rstrip("\"'”’)*]")[-1:] in (*".!?…。", "")
+                query = replace(query, cut=len(own) == max_new_tokens and not ended)
             if each.get("span") is not None:
                 query = _narrowed(model, query, each["span"])
             if each.get("instead") is not None:

@@ -52,11 +52,12 @@ def verify_hit(
         )
         query, workspace = answer.query, Workspace.open(session.index, session.model)
         chosen, influences = _top_documents(answer, options.top)
+        unit = answer.unit
     else:
         workspace = Workspace.open(place.index, model or place.model)
         query = _query_of(prompts, workspace, options)
         chosen = find_documents(workspace.index, asked.documents)
-        influences = [None] * len(chosen)
+        influences, unit = [None] * len(chosen), "relative"
     if check.seeds == 1:
         note("warning: with one seed there is no interval, and no verdict (expected --seeds 3 or more)")
     index, table = workspace.index, workspace.model.table
@@ -88,6 +89,7 @@ def verify_hit(
             }
             for document, influence in zip(chosen, influences, strict=True)
         ],
+        "unit": unit,
         "verdict": found.verdict,
         "sentence": found.sentence(),
         "difference": _mean(found.difference),
@@ -141,7 +143,7 @@ def _top_documents(answer: Answer, top: int) -> tuple[np.ndarray, list[float | N
         note(f"{which} this response, not {top}: the model is trained without {len(hits)}")
     if backfilled := sum(hit.backfilled for hit in hits):
         note(f"{backfilled} of the {len(hits)} documents have no weight of their own in the solution")
-    return np.array([hit.document for hit in hits], np.int64), [hit.influence for hit in hits]
+    return np.array([hit.document for hit in hits], np.int64), [answer.in_unit(hit.influence) for hit in hits]
 
 
 def _query_of(prompts: list[Mapping[str, Any]], workspace: Workspace, options: QueryOptions) -> Query:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stride_cli.attribution.frames import VERDICTS
 from stride_cli.characters import html_text, page_policy
 from stride_cli.errors import UsageError
 
@@ -22,6 +23,13 @@ def asset(name: str) -> str:
 
 
 STYLE = asset("style.css")
+
+
+def verdict_style() -> str:
+    """Write the colours of verdicts as CSS: `--verdict` of an element with the word as its class."""
+    light = "".join(f".{word} {{ --verdict: {look.light}; }}\n" for word, look in VERDICTS.items())
+    dark = "".join(f".{word} {{ --verdict: {look.dark}; }}\n" for word, look in VERDICTS.items())
+    return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
 def html_page(title: str, body: Sequence[str], *, style: str = "", script: str = "") -> str:

@@ -5,6 +5,7 @@ Everything here reads the answer's record (``stride.answer/1``), so that a saved
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
 _AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
-BELOW_THE_LINE = "below: no stronger, for its loss, than what unrelated prompts get"
 
 Record = Mapping[str, Any]
 
@@ -90,12 +90,14 @@ def verdict(record: Record) -> str:
             "Weak: the model is sure of this response, but no document is stronger, for its loss, than those "
             "that unrelated prompts get: single none of them out."
         )
-    above = sum(bool(hit.get("above_line")) for hit in record["hits"])
-    which = f"{_count(above, 'document')} shown" if above else "its strongest document"
-    others = _percent(1 - record["judged"]["beyond"])
+    above, judged = sum(bool(hit.get("above_line")) for hit in record["hits"]), record["judged"]
+    which = _count(above, "document") if above else "its strongest document"
+    nulls = judged["nulls"]
+    surer, stronger = (round((1 - judged[part]) * (nulls + 1)) for part in ("surer", "beyond"))
     return (
-        f"Clear: the model is surer of this response than of {others} of those to unrelated prompts, and "
-        f"{which} moved it more, for its loss, than any moved {others} of theirs."
+        f"Clear: the model is surer of this response than of those to {surer:,} of {nulls:,} unrelated "
+        f"prompts, and by our estimate {which} moved it more, for its loss, than any moved {stronger:,} of "
+        "those."
     )
 
 
@@ -108,7 +110,24 @@ def no_verdict(record: Record) -> str:
     return "No verdict: this index is not calibrated (stride calibrate)."
 
 
-def odds(comparison: Record) -> str:
+def asked(record: Record) -> str:
+    """Say how much of the response is scored, how likely the model finds it, and how it was asked."""
+    tokens, found = record["scored_tokens"], []
+    if comparison := record.get("comparison"):
+        found.append(_odds(comparison))
+    else:
+        if not any("label" in hit for hit in record["hits"]):
+            found.append(_count(tokens, "scored token"))
+        if (loss := record["loss"]) is not None:
+            found.append(f"probability {math.exp(-loss):.2g}{' a token' * (tokens != 1)}")
+    if record.get("template") == "chat":
+        found.append("asked in the chat template")
+    if record.get("cut"):
+        found.append("cut there (STRIDE_QUERY_MAX_NEW_TOKENS=40 writes more)")
+    return ", ".join(found)
+
+
+def _odds(comparison: Record) -> str:
     """Say how likely the model finds what it said and what it is compared with, where the two part."""
     own, other = (
         f"{comparison[token]!r} {comparison[likely]:.2g}"
@@ -198,14 +217,6 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
     return found
 
 
-def estimated_from(record: Record, subsets: int) -> str:
-    """Say what chunks that were not read count with; `subsets` of all models."""
-    if record.get("estimated"):
-        found = f"estimated from projections, shared pairs of tokens and {subsets:,} subsets"
-        return f"{found}; near-duplicates share credit" if record.get("redundancy") else found
-    return f"recovered from {subsets:,} subsets"
-
-
 def flags(hit: Record) -> list[str]:
     """Say in words what is special about a hit."""
     found = []
@@ -222,38 +233,39 @@ def flags(hit: Record) -> list[str]:
     return found
 
 
-def line_at(above: Sequence[bool | None]) -> int | None:
-    """Find the first of the supporters that is no stronger than what unrelated prompts get.
-
-    None where all are stronger, where that is not known, or where their order is not by influence. `above`
-    tells of each, in order, whether it is above the line; None: not known.
-    """
-    if None in above or False not in above:
-        return None
-    first = above.index(False)
-    return None if any(above[first:]) else first
-
-
-def score(value: float, largest: float, record: Record) -> str:
-    """Show an influence: in nats where they have been calibrated, else as 100 for the strongest shown.
-
-    Parameters
-    ----------
-    value, largest : float     in the record's unit; `largest` > 0 unless all are 0
-    """
-    if record.get("unit") == "nats":
-        return f"{value:+.3g} nats"
-    return f"score {100 * value / largest if largest else 0.0:+.0f}"
-
-
-def what_scores_are(record: Record) -> str:
-    """Say in one clause what the numbers beside documents are."""
+def how_found(record: Record) -> str:
+    """Say where the numbers come from: of what happened in this answer alone."""
+    read, chunks, measurement = record.get("read") or 0, record.get("chunks"), record["measurement"]
     if scale := record.get("scale"):
         linear = scale.get("link", "linear") == "linear"
         error = scale["error"] / scale["slope" if linear else "ceiling"]
         alone = "" if linear else " alone (of several shares add up, nats do not)"
-        return f"nats: forecast rise of the loss without the document{alone}, a token, ± {error:.0%}"
-    return "score: influence, 100 for the strongest shown"
+        found = [f"nats: forecast rise of the loss without the document{alone}, a token, ± {error:.0%}"]
+    else:
+        found = ["share of all influence, and influence: a number to compare within one answer"]
+    if read and read == chunks:
+        found.append(f"all {read:,} chunks read from their own gradients")
+    else:
+        subsets = f"{measurement['subsets']:,} subsets"
+        others = f"recovered from {subsets}"
+        if record.get("estimated"):
+            others = f"estimated from projections, shared pairs of tokens and {subsets}"
+        found.append(f"{read:,} chunks read from their own gradients, others {others}" if read else others)
+        if recall := record.get("recall"):
+            found.append(found_of(recall))
+    if record.get("redundancy"):
+        found.append("near-duplicates share credit")
+    if record["recovery"].get("shrink_exponent", 1) != 1:
+        found.append("small influences shrunk")
+    if (coverage := measurement["coverage"]) is not None and coverage < 1:
+        found.append(f"{_percent(coverage, down=True)} of the chunks seen")
+    return "; ".join(found)
+
+
+def fewer(record: Record) -> str:
+    """Say that fewer documents support the response than were asked for; "" where they are as many."""
+    count, asked = len(record["hits"]), record.get("asked") or 0
+    return f"{count:,} of {asked:,} asked: no other document supports this" if 0 < count < asked else ""
 
 
 def _looked_at(record: Record) -> str:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from stride_cli.attribution.frames import influence_text, sections
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
 from stride_cli.report.contents import ShownAnswer, ShownHit
-from stride_cli.report.drawing import asset, html_page
-from stride_cli.report.explanation import (
-    BELOW_THE_LINE,
-    caveats,
-    explain,
-    flags,
-    found_of,
-    line_at,
-    odds,
-    score,
-    with_weight,
-)
+from stride_cli.report.drawing import asset, html_page, verdict_style
+from stride_cli.report.explanation import asked, caveats, explain, fewer, flags, how_found
 from stride_cli.report.plots import concentration_plot, response_plot
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
@@ -50,7 +40,7 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         *(_card(number, answer) for number, answer in enumerate(answers, 1)),
     ]
     script = asset("filter.js") + asset("fold.js")
-    return html_page(html_text(title), parts, style=asset("answers.css"), script=script)
+    return html_page(html_text(title), parts, style=asset("answers.css") + verdict_style(), script=script)
 
 
 def _legend(answers: Sequence[ShownAnswer]) -> str:
@@ -77,7 +67,8 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
     names = ["query", "the model said", *(["verdict"] if judged else []), "strongest document", "share"]
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
     for number, answer in enumerate(answers, 1):
-        hit = next(iter(with_weight(answer.record)), None)
+        named = [hit for each in sections(answer.record) if not each.quiet for hit in each.hits]
+        hit = max(named, key=lambda each: each["share"], default=None)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)
         strongest = "–" if hit is None else html_text(shortened(hit["document"], 40))
@@ -107,26 +98,16 @@ def _card(number: int, answer: ShownAnswer) -> str:
         for piece, scored in answer.pieces
     )
     origin = "the model’s own continuation" if record["generated"] else "a given response"
-    tokens = record["scored_tokens"]
-    about = f"{origin}, {tokens} scored token{'' if tokens == 1 else 's'}"
-    each = "" if tokens == 1 else " a token"
     if answer.picture or any("label" in hit for hit in record["hits"]):
-        about, each = "the model’s own prediction" if record["generated"] else "a given class", ""
-    comparison = record.get("comparison")
-    if comparison:
-        about = f"{origin}; {html_text(odds(comparison))}"
-    elif record["loss"] is not None:
-        about += f", probability {math.exp(-record['loss']):.2g}{each}"
-    if record.get("template") == "chat":
-        about += ", asked in the chat template"
+        origin = "the model’s own prediction" if record["generated"] else "a given class"
+    about = f"{origin}, {html_text(asked(record))}"
     if "id" in record:
         about = f"{html_text(str(record['id']))}: {about}"
-    if comparison:
+    response += "…" * bool(record.get("cut"))
+    if record.get("comparison"):
         response += f'</b><br><span class="faint">rather than</span> <b>{html_text(record["instead"])}'
     listed = "".join(f"<li>{html_text(caveat)}</li>" for caveat in caveats(record))
     verdict = f"{found}: " if (found := _verdict(answer)) else ""
-    hits = [*record["hits"], *record["opposers"]]
-    largest = max((abs(hit["influence"] or 0.0) for hit in hits), default=0.0)
     return "\n".join(
         [
             f'<article class="card" id="q{number}"><details{" open" if number <= _OPEN else ""}>',
@@ -135,8 +116,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
             f"<p>{html_text(explain(record))}</p>",
             f'<ul class="caveats">{listed}</ul>' if listed else "",
-            _hits("Documents that support this", answer.supporters, answer, largest),
-            _hits("Documents that oppose this", answer.opposers, answer, largest),
+            _hits(answer),
             _plots(answer),
             _certificate(answer),
             "</div></details></article>",
@@ -144,29 +124,34 @@ def _card(number: int, answer: ShownAnswer) -> str:
     )
 
 
-def _hits(title: str, hits: Sequence[ShownHit], answer: ShownAnswer, largest: float) -> str:
-    if not hits:
-        return ""
-    parts = [f"<h3>{title}</h3>"]
-    parted = line_at([hit.record.get("above_line") for hit in hits if hit.record["sign"] == "supports"])
-    for place, hit in enumerate(hits):
-        if place == parted:
-            parts.append(f'<p class="line">{BELOW_THE_LINE}</p>')
-        parts.append(_hit(hit, answer, largest))
-    return "\n".join(parts)
+def _hits(answer: ShownAnswer) -> str:
+    """Show the documents under their headings; those that are no stronger than noise are folded."""
+    record, parts = answer.record, []
+    shown = {id(hit.record): hit for hit in (*answer.supporters, *answer.opposers)}
+    largest = max((abs(hit.record["influence"] or 0.0) for hit in shown.values()), default=0.0)
+    for heading, hits, quiet in sections(record):
+        title = heading[0].upper() + heading[1:]
+        listed = "\n".join(_hit(shown[id(hit)], answer, 0.0 if quiet else largest) for hit in hits)
+        if quiet:
+            parts.append(f'<details class="quiet"><summary>{title} ({len(hits)})</summary>{listed}</details>')
+        else:
+            parts.append(f"<h3>{title}</h3>{listed}")
+    said = ". ".join(filter(None, [fewer(record), how_found(record)]))
+    return "\n".join([*parts, f'<p class="faint">{html_text(said)}.</p>'])
 
 
 def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
+    """Show a document; without numbers and bar where `largest`, the influence of a whole bar, is 0."""
     record, found = answer.record, hit.record
     document, influence, sign = html_text(found["document"]), found["influence"], found["sign"]
     query = f"{record['prompt']} {record['response']}"
     numbers, bar = [], ""
-    if influence:
+    if influence and largest:
         numbers.append(f"<span>{_percent(found['share'])} of all influence</span>")
-        numbers.append(f'<span class="faint">{score(influence, largest, record)}</span>')
+        numbers.append(f'<span class="faint">{influence_text(found, record.get("unit"))}</span>')
         bar = f'<span class="bar {sign}" style="width:{100 * abs(influence) / largest:.1f}%"></span>'
-    if hit.held is not None:
-        numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
+        if hit.held is not None:
+            numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
     if special := "; ".join(flags(found)):
         numbers.append(f'<span class="flag">{html_text(special)}</span>')
     about = (
@@ -176,8 +161,8 @@ def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
     )
     if not hit.picture:
         return f'<div class="hit">{about}</div>'
-    name = f"input of {found['document']}, which {sign} this"
-    return f'<div class="hit pictured">{_thumb(hit.picture, name, sign)}<div>{about}</div></div>'
+    picture = _thumb(hit.picture, f"input of {found['document']}, which {sign} this", sign * bool(largest))
+    return f'<div class="hit pictured">{picture}<div>{about}</div></div>'
 
 
 def _thumb(picture: str, name: str, kind: str) -> str:
@@ -246,7 +231,7 @@ def _unit(answers: Sequence[ShownAnswer]) -> str:
             "An influence is a forecast, in nats a token: how much the loss would rise had the model been "
             f"trained without the document{' alone; of several, shares add up and nats do not' * together}."
         )
-    return "A score is an influence, 100 for the strongest shown: compare them within an answer."
+    return "An influence is a number without a unit: compare it within an answer."
 
 
 def _certificate(answer: ShownAnswer) -> str:
@@ -259,14 +244,6 @@ def _certificate(answer: ShownAnswer) -> str:
         ("subsets", f"{measurement['subsets']:,}, {html_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
-    if read := answer.record.get("read"):
-        rows.append(("read directly", f"{read:,} chunks, from their own gradients"))
-    if answer.record.get("estimated"):
-        rows.append(("others", "estimated from projections, shared pairs of tokens and subsets together"))
-    if answer.record.get("redundancy"):
-        rows.append(("near-duplicates", f"share credit, by a ridge of {answer.record['redundancy']:g}"))
-    if recall := answer.record.get("recall"):
-        rows.append(("strongest chunks read", found_of(recall)))
     if measurement["agreement"] is not None:
         rows.append(("linear against exact", f"r = {measurement['agreement']:.4f}"))
     shown = "".join(f"<dt>{key}</dt><dd>{row}</dd>" for key, row in rows)

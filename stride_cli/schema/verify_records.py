@@ -9,7 +9,7 @@ from stride_cli.schema.answer_records import GENERATED, PROMPT, TEMPLATE
 
 class RemovedDocument(TypedDict):
     document: Annotated[str, "id of a document that was removed"]
-    influence: Annotated[float | None, "as `stride query` has it; null where the documents were given"]
+    influence: Annotated[float | None, "as `stride query` has it, in `unit`; null where documents were given"]
     tokens: Annotated[int, "its tokens"]
 
 
@@ -48,6 +48,7 @@ class VerifyHitRecord(TypedDict):
     template: NotRequired[Annotated[str | None, TEMPLATE]]
     generated: Annotated[bool, GENERATED]
     documents: list[RemovedDocument]
+    unit: NotRequired[Annotated[str, 'of influences: "nats" or "relative"']]
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']
     sentence: Annotated[str, "the verdict in words"]
     difference: Annotated[

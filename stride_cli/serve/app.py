@@ -13,11 +13,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
+from stride_cli.attribution.frames import UNJUDGED, VERDICTS
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.options import entries
 from stride_cli.output import to_json
 from stride_cli.prove.options import HitOptions, HitQuestion
+from stride_cli.report.drawing import verdict_style
 from stride_cli.serve.guard import Address, Guard
 from stride_cli.serve.indexes import ServedIndex, Shelf
 from stride_cli.serve.options import LARGEST_BODY
@@ -267,5 +269,9 @@ def _json(record: Mapping[str, Any], status: int = 200) -> Response:
 
 def _page(name: str, kind: str) -> Any:
     """Make the response, which Starlette takes for an application, that gives a file of the package."""
-    text = files("stride_cli.serve").joinpath("page", name).read_bytes()
+    text = files("stride_cli.serve").joinpath("page", name).read_text(encoding="utf-8")
+    if name == "page.css":
+        text += verdict_style()
+    looks = {word: look._asdict() for word, look in {**VERDICTS, "": UNJUDGED}.items()}
+    text = text.replace("LOOKS", to_json(looks), 1)
     return Response(text, media_type=f"{kind}; charset=utf-8")

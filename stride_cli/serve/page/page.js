@@ -4,6 +4,7 @@
 const token = new URLSearchParams(location.search).get("token") || "";
 const $ = id => document.getElementById(id);
 const answers = []; // of one or two panes: {question, record, tokens, chosen: Set of words, words, node}
+const looks = LOOKS; // of verdicts: what the terminal and reports go by, which the server puts here
 let served = [];
 let following = false; // the address is being followed: it is not written meanwhile
 
@@ -52,7 +53,8 @@ function make(name, about = {}, ...inside) {
 
 const percent = share => (share >= 0.0995 || share === 0 ? `${Math.round(100 * share)}%`
   : `${Number((100 * share).toPrecision(2))}%`);
-const signed = value => `${value >= 0 ? "+" : "−"}${Number(Math.abs(value).toPrecision(4))}`;
+const numbered = value => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
+const influence = (value, unit) => `${value > 0 ? "+" : ""}${numbered(value)}${unit === "nats" ? " nats" : ""}`;
 
 function say(text) { $("status").textContent = text; }
 
@@ -218,9 +220,11 @@ function drawAnswer(answer, at) {
     make("p", { className: `verdict ${record.verdict || ""}` }, first),
     others.length ? make("p", {}, others.join(" ")) : null,
     answer.said, answer.hint,
-    make("p", { className: "faint" }, `${origin}, ${tokens} scored token${tokens === 1 ? "" : "s"}, loss `
+    make("p", { className: "faint" }, `${origin}${record.cut ? ", cut there" : ""}, ${tokens} scored token`
+      + `${tokens === 1 ? "" : "s"}, loss `
       + `${record.loss.toFixed(3)} nats a token; influences are `
-      + (record.unit === "nats" ? "forecasts in nats a token." : "relative, without a unit.")),
+      + (record.unit === "nats" ? "forecasts in nats a token." : "relative, without a unit.")
+      + (record.cut ? " Started with STRIDE_QUERY_MAX_NEW_TOKENS=40, the server lets the model write more." : "")),
     answer.hits, answer.told,
     make("h3", {}, "Save"), actions, drawVerification(answer), drawCertificate(record));
   return answer.node;
@@ -241,7 +245,7 @@ function drawCertificate(record) {
 function drawSaid(answer) {
   const record = answer.record;
   if (!answer.tokens) {
-    answer.said.replaceChildren(record.prompt, make("b", {}, record.response));
+    answer.said.replaceChildren(record.prompt, make("b", {}, record.response), record.cut ? "…" : "");
     answer.hint.textContent = answer.undivided || "Looking at single words …";
     return;
   }
@@ -300,7 +304,7 @@ function drawSaid(answer) {
     if (event.shiftKey) { set(event.target, true); set(next, true); }
     next.focus();
   });
-  answer.said.replaceChildren(record.prompt, group);
+  answer.said.replaceChildren(record.prompt, group, record.cut ? "…" : "");
   choose();
 }
 
@@ -322,34 +326,44 @@ function chosenHits(answer) {
   return [ranked(order("supports"), answer.question.top), ranked(order("opposes"), answer.question.bottom)];
 }
 
+function sections(look, supporters, opposers) {
+  // as `stride_cli.attribution.frames.sections`
+  const above = supporters.filter(hit => look.named && hit.above_line !== false);
+  return [[look.heading, above, false], [look.closest, supporters.filter(hit => !above.includes(hit)), true],
+    [looks[""].opposing, opposers, !look.named]]
+    .filter(([heading, hits]) => hits.length || (heading === look.heading && heading !== looks[""].heading));
+}
+
 function drawHits(answer) {
   const chosen = answer.tokens && answer.chosen.size > 0;
   const record = answer.record;
   const [supporters, opposers] = chosen ? chosenHits(answer) : [record.hits, record.opposers];
   const largest = Math.max(...[...supporters, ...opposers].map(hit => Math.abs(hit.influence)), 1e-300);
-  const about = chosen ? [...answer.chosen].sort((a, b) => a - b).map(at => answer.words[at].text).join("").trim()
-    : "this";
+  const words = chosen && [...answer.chosen].sort((a, b) => a - b).map(at => answer.words[at].text).join("").trim();
+  const about = chosen ? `“${words}”` : "this";
   const parts = [];
   if (chosen) {
     parts.push(make("p", { className: "faint" }, "Influences on words are read from the documents’ own "
       + `gradients (${answer.tokens.chunks} chunks): those of all words add up to the influence on the whole.`));
   }
-  for (const [title, hits] of [[`Documents that support ${chosen ? `“${about}”` : about}`, supporters],
-    [`Documents that oppose ${chosen ? `“${about}”` : about}`, opposers]]) {
-    if (!hits.length) continue;
-    parts.push(make("h3", {}, title));
-    const list = make("ol");
-    hits.forEach((hit, at) => {
-      const below = hit.above_line === false && hit.sign === "supports" && (at === 0 || hits[at - 1].above_line);
-      list.append(drawHit(answer, hit, largest, below));
-    });
-    parts.push(list);
+  const judged = looks[record.verdict] || looks[""]; // a verdict is on the whole response
+  const look = chosen && judged.named ? looks[""] : judged;
+  for (const [heading, hits, quiet] of sections(look, supporters, opposers)) {
+    const title = heading[0].toUpperCase() + heading.slice(1).replace(/this$/u, about);
+    const list = make("ol", {}, ...hits.map(hit => drawHit(answer, hit, quiet ? 0 : largest)));
+    parts.push(...(quiet ? [make("details", { className: "quiet" },
+      make("summary", {}, `${title} (${hits.length})`), list)] : [make("h3", {}, title), list]));
+  }
+  if (!chosen && supporters.length && supporters.length < record.asked) {
+    parts.push(make("p", { className: "faint" },
+      `${supporters.length} of ${record.asked} asked: no other document supports this.`));
   }
   if (parts.length === 0) parts.push(make("p", {}, "No document has any weight."));
   answer.hits.replaceChildren(...parts);
 }
 
-function drawHit(answer, hit, largest, below) {
+function drawHit(answer, hit, largest) {
+  // without numbers and bar where `largest`, the influence of a whole bar, is 0
   const other = answers.find(each => each !== answer);
   const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
   const flags = [];
@@ -360,17 +374,16 @@ function drawHit(answer, hit, largest, below) {
   if (hit.seen === false) flags.push("never seen by the operators");
   if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
   return make("li", { className: "hit" },
-    below ? make("p", { className: "line" }, "below: no stronger, for its loss, than what unrelated prompts get") : null,
     make("div", { className: "top" },
       make("span", { className: "faint" }, String(hit.rank)),
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
         hit.document),
-      hit.influence ? make("span", {}, `${percent(hit.share)} of all influence`) : null,
-      hit.influence ? make("span", { className: "faint" }, signed(hit.influence)) : null,
+      hit.influence && largest ? make("span", {}, `${percent(hit.share)} of all influence`) : null,
+      hit.influence && largest ? make("span", { className: "faint" }, influence(hit.influence, answer.record.unit)) : null,
       flags.length ? make("span", { className: "flag" }, flags.join("; ")) : null,
       shared ? make("span", { className: "faint" }, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`)
         : null),
-    hit.influence ? make("div", { className: `bar ${hit.sign}`,
+    hit.influence && largest ? make("div", { className: `bar ${hit.sign}`,
       width: `${(100 * Math.abs(hit.influence) / largest).toFixed(1)}%` }) : null,
     hit.passage ? make("p", { className: final ? "passage" : "passage faint" }, hit.passage) : null);
 }
@@ -384,7 +397,7 @@ async function read(answer, hit, opener) {
   dialog.showModal();
   dialog.addEventListener("close", () => opener.focus(), { once: true });
   try {
-    drawDocument(await ask("document", { ...answer.question, document: hit.document }), answer);
+    drawDocument(await ask("document", { ...answer.question, document: hit.document }), answer, hit);
   } catch (error) {
     const told = make("div", { className: "error", role: "alert" });
     tellError(error, told);
@@ -392,7 +405,9 @@ async function read(answer, hit, opener) {
   }
 }
 
-function drawDocument(found, answer) {
+function drawDocument(found, answer, hit) {
+  const named = (looks[answer.record.verdict] || looks[""]).named
+    && (hit.sign === "opposes" || hit.above_line !== false);
   const text = Array.from(found.text); // places are counted in characters, not in halves of them
   const segments = segmentsOf(found, text);
   const longest = Math.max(0, ...found.overlaps.map(each => each.words));
@@ -404,15 +419,15 @@ function drawDocument(found, answer) {
   const rows = segments.flatMap(segment => [
     make("p", { className: "text" }, ...marked(text, segment, found.overlaps)),
     make("div", { className: "number" },
-      make("div", { className: `bar ${segment.influence >= 0 ? "supports" : "opposes"}`,
+      make("div", { className: `bar ${named ? (segment.influence >= 0 ? "supports" : "opposes") : ""}`,
         width: `${(100 * Math.abs(segment.influence) / largest).toFixed(1)}%` }),
-      make("span", {}, segment.influence ? `${signed(segment.influence)}` : "no influence"),
+      make("span", {}, segment.influence ? influence(segment.influence, answer.record.unit) : "no influence"),
       segment.held ? make("div", { className: "faint" }, `${percent(segment.held)} of it in the highlighted part`)
         : null)]);
   const record = answer.record;
   $("reader-body").replaceChildren(
     make("p", { className: "said" }, record.prompt, make("b", {}, record.response)),
-    make("p", {}, `${words}Influence of the whole document: ${signed(found.influence)}.`),
+    make("p", {}, `${words}Influence of the whole document: ${influence(found.influence, answer.record.unit)}.`),
     make("p", { className: "faint key" }, make("span", {}, make("mark", {}, "verbatim"), " in prompt or response"),
       make("span", {}, make("span", { className: "carry" }, "highlighted"), " carries most of the influence")),
     make("div", { className: "two" }, ...rows),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import re
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,11 +14,19 @@ from rich.console import Console
 
 from stride_cli.api import Answer
 from stride_cli.attribution.answer import MeasurementRecord
-from stride_cli.attribution.verdict import Verdict
+from stride_cli.attribution.frames import VERDICTS, CsvTable, html_table
+from stride_cli.attribution.nats import Nats
+from stride_cli.attribution.verdict import Verdict, Word
 from stride_cli.commands.rendering import render_answer
+from stride_cli.commands.verify_hit import render_check
 from stride_cli.data.queries import Query
+from stride_cli.prove.hit_record import _top_documents
 from stride_cli.recovery.lasso import Solution
 from stride_cli.recovery.ranking import Hit
+from stride_cli.report.contents import from_record
+from stride_cli.report.drawing import verdict_style
+from stride_cli.report.page import render_report
+from stride_cli.serve.app import _page
 
 PASSAGE = (
     "The French Revolution began in 1789, when the Estates-General met at Versailles and the people of Paris "
@@ -88,28 +99,84 @@ def test_everything_is_there_and_fits(width: int) -> None:
     for part in ("documents that support this", "documents that oppose this", "history/three"):
         assert part in text
     told = together(width)
-    assert "score: influence, 100 for the strongest shown; recovered from 300 subsets" in told
+    assert "a number to compare within one answer; recovered from 300 subsets" in told
     assert "nats" not in told and "1 scored token, probability 0.61" in told
     assert "R²" not in told  # it is the Lasso's, whose weights are not what is shown
     in_full = together(width, verbose=True)
     assert "λ = 0.03 λ_max, 3 of 50 chunks moved by" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
-    assert "40% score +100 history/one" in told and "1 indistinguishable chunk" in told
+    assert "40% +0.800 history/one" in told and "1 indistinguishable chunk" in told
     assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
+    assert "3 of 5 asked" not in told and "3 of 5 asked: no" in together(width, replace(answer(), asked=5))
     assert width >= 140 or PASSAGE in told
 
 
+def judged(word: str, line: float = 0.5) -> Answer:
+    return replace(answer(), verdict=Verdict(word, line, 0.09, 0.01, 0.02, 100), line=line)
+
+
 @pytest.mark.parametrize("word", ["clear", "weak", "guessing"])
-def test_the_verdict_stands_first_and_the_line_between_what_is_above_it_and_below(word: str) -> None:
-    found = replace(answer(), verdict=Verdict(word, 0.5, 0.09, 0.01, 0.02, 100), line=0.5)
+def test_the_verdict_stands_first_and_colours_and_numbers_above_the_line_alone(word: str) -> None:
+    found = judged(word)
+    if word == "weak":  # nothing is above it
+        found = replace(found, line=0.9)
     lines = shown(120, found).splitlines()
-    assert lines[1].startswith(word.capitalize())
-    places = [
-        next(number for number, line in enumerate(lines) if part in line)
-        for part in ("history/one", "below: no stronger", "history/two", "history/three", "history/against")
+    assert lines[1].startswith(word.capitalize()) and ("no source found" in lines) == (word == "guessing")
+    parts = [
+        "history/one",
+        "closest, ",
+        "history/two",
+        "history/three",
+        "that oppose this",
+        "history/against",
     ]
+    if word != "clear":
+        parts[:2] = parts[1::-1]
+    places = [next(number for number, line in enumerate(lines) if part in line) for part in parts]
     assert places == sorted(places)
-    assert "below" not in shown(160)  # not calibrated: there is no line
+    assert [("█" in line, "%" in line) for line in lines if "history/t" in line] == [(False, False)] * 2
+    coloured = shown(120, found, colour=True)
+    assert ("\x1b[32m" in coloured) == (word == "clear") and ("\x1b[35m" in coloured) == (word != "guessing")
+    assert "closest" not in shown(160)  # not calibrated: there is no line
+    for pages in (verdict_style(), _page("page.css", "text/css").body.decode()):  # light, and dark
+        assert pages.count(f".{word} {{ --verdict: {VERDICTS[word].light}") == 1
+        assert pages.count(f".{word} {{ --verdict: {VERDICTS[word].dark}") == 1
+    assert set(VERDICTS) == set(get_args(Word))
+
+
+@pytest.mark.parametrize("scale", [None, Nats(3.2e-3, None, None, 1e-4, 0.9, 4, 90)])
+def test_one_answer_has_the_same_numbers_everywhere(scale: Nats | None, capsys, monkeypatch) -> None:
+    """Terminal, report, notebook, CSV, frame, and the table of verify-hit, beside the record."""
+    pytest.importorskip("pandas")
+    monkeypatch.setenv("COLUMNS", "120")
+    found = replace(judged("clear", 0.15), scale=scale)
+    record, unit = found.to_record(), " nats" * (scale is not None)
+    one, two = record["hits"][:2]
+    assert one["influence"] == pytest.approx(0.8 if scale is None else 0.8 * 3.2e-3)
+    pages = {"terminal": shown(120, found)}
+    pages["report"] = render_report([from_record(record)], title="x")
+    pages["notebook"] = html_table(record)
+    removed, influences = _top_documents(found, 2)
+    documents = [
+        {"document": found.document_ids[number], "influence": influence, "tokens": 9}
+        for number, influence in zip(removed.tolist(), influences, strict=True)
+    ]
+    query = {"prompt": "", "response": ""}
+    render_check({**query, "documents": documents, "runs": [], "unit": found.unit, "sentence": ""})
+    pages["verify-hit"] = capsys.readouterr().out
+    for hit in (one, two):
+        for name, text in pages.items():
+            plain = re.sub(r"<[^>]*>", " ", text)
+            numbers = re.findall(rf"([+-][\d.]+(?:e-\d+)?){unit} ", plain)
+            assert sum(float(each) == pytest.approx(hit["influence"], rel=5e-3) for each in numbers) == 1, (
+                name
+            )
+    written = io.StringIO()
+    CsvTable(written).add(record)
+    rows = list(csv.DictReader(io.StringIO(written.getvalue())))
+    frame = found.to_frame()
+    for place, hit in enumerate([*record["hits"], *record["opposers"]]):
+        assert float(rows[place]["influence"]) == frame["influence"][place] == hit["influence"]
 
 
 NASTY = "a\x1b]0;owned\x07\x9b2J\u202egnp [red]x[/red] [/] {unit}"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.report.explanation import (
-    caveats,
-    explain,
-    score,
-    what_scores_are,
-)
+from stride_cli.attribution.frames import influence_text
+from stride_cli.report.explanation import caveats, explain, fewer, how_found
 
 
 @given(
@@ -29,14 +26,38 @@ def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numb
     assert all(caveat.endswith(".") for caveat in caveats(answer))
 
 
-def test_scores_are_relative_until_influences_are_in_nats(record) -> None:
-    assert score(0.2, 0.8, record()) == "score +25" and score(-0.8, 0.8, record()) == "score -100"
-    assert score(0.2, 0.8, record(unit="nats")) == "+0.2 nats" and score(0.0, 0.0, record()) == "score +0"
-    straight = what_scores_are(record(scale={"link": "linear", "slope": 2.0, "error": 0.5}))
-    assert straight == "nats: forecast rise of the loss without the document, a token, ± 25%"
+def test_the_legend_speaks_of_what_happened(record) -> None:
+    straight = how_found(record(scale={"link": "linear", "slope": 2.0, "error": 0.5}))
+    assert straight.startswith("nats: forecast rise of the loss without the document, a token, ± 25%; ")
     ceiling = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
-    bounded = what_scores_are(record(scale=ceiling))  # what two documents come to is not their sum
+    bounded = how_found(record(scale=ceiling))  # what two documents come to is not their sum
     assert "± 10%" in bounded and "without the document alone" in bounded and "nats do not" in bounded
+    recall = {"top": 10, "at_least": 10, "confidence": 0.95}
+    some = how_found(record(read=40, chunks=400, estimated=True, recall=recall))
+    assert "; 40 chunks read from their own gradients, others estimated from" in some and "95% confid" in some
+    every = how_found(record(read=400, chunks=400, estimated=True, recall=recall))
+    assert every.endswith("; all 400 chunks read from their own gradients")
+
+
+def test_fewer_documents_than_asked_for_are_said(record) -> None:
+    assert fewer(record(asked=4)) == "2 of 4 asked: no other document supports this"
+    assert fewer(record(asked=2)) == fewer(record()) == fewer(record([], asked=4)) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (15.965, "+16.0"),
+        (-0.0345, "-0.0345"),
+        (155.2, "+155"),
+        (1234.4, "+1,234"),
+        (1e-7, "+1.00e-07"),
+        (0, "–"),
+    ],
+)
+def test_influences_have_three_digits_and_are_never_nought(value: float, text: str) -> None:
+    assert influence_text({"influence": value}, "relative") == text
+    assert influence_text({"influence": value}, "nats") == text + " nats" * bool(value)
 
 
 def test_documents_below_the_line_are_not_named_beside_those_above(record) -> None:

@@ -48,4 +48,5 @@ def test_a_frame_has_the_same_columns(monkeypatch, record) -> None:
 def test_a_notebook_shows_text_as_text(record) -> None:
     shown = html_table(record(verdict="guessing", judged=None))
     assert shown.startswith("<p><b>Guessing</b>: the model is no surer") and "&lt;script&gt;" in shown
-    assert "<script>" not in shown and shown.count("<table>") == 2 and "40%" in shown
+    assert "no source found</p>" in shown and "40%" not in shown and "40%" in html_table(record())
+    assert "<script>" not in shown and shown.count("<table>") == 2

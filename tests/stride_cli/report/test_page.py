@@ -21,6 +21,7 @@ class Page(HTMLParser):
         self.headings: list[int] = []
         self.attributes: list[tuple[str, str]] = []
         self.marked: list[str] = []
+        self.classes: list[str] = []
         self.text = ""
         self.feed(text)
         self.close()
@@ -31,6 +32,7 @@ class Page(HTMLParser):
         if re.fullmatch(r"h[1-6]", tag):
             self.headings.append(int(tag[1]))
         self.attributes += [(name, value or "") for name, value in attrs]
+        self.classes += [value or "" for name, value in attrs if name == "class"]
         if tag == "mark":
             self.marked.append("")
         if tag not in VOID:
@@ -71,16 +73,20 @@ def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
     assert not any(name.startswith("on") for name, _ in page.attributes)
 
 
-def test_verdicts_stand_first_and_a_line_parts_the_hits(shown) -> None:
-    plain = Page(render_report([shown(), shown()], title="x")).text
-    assert "verdict" not in plain and "no stronger than" not in plain and "probability 0.78 a token" in plain
-    judged = shown(verdict="clear", judged={"line": 0.5, "beyond": 0.09})
-    hits = [{**hit, "above_line": hit["influence"] > 0.5} for hit in judged.record["hits"]]
-    page = Page(render_report([from_record({**judged.record, "hits": hits})] * 2, title="x"))
-    assert page.text.count("clear") == 4 and page.text.count("Clear: ") == 2  # overview, folded and unfolded
-    parts = ("Clear: ", "40% of all influence", "below: no stronger", " 5% of all influence")
-    places = [page.text.replace("d1", " ").index(part) for part in parts]
-    assert places == sorted(places) and page.text.count("below: no stronger") == 2
+def test_verdicts_stand_first_and_what_is_below_the_line_is_folded_and_grey(shown) -> None:
+    plain = Page(render_report([shown(), shown()], title="x"))
+    assert "closest" not in plain.text and "probability 0.78 a token" in plain.text
+    assert plain.classes.count("bar supports") == 4 and plain.classes.count("bar opposes") == 2
+    for word, named in (("clear", 2), ("weak", 0), ("guessing", 0)):
+        judged = shown(verdict=word, judged={"line": 0.5, "beyond": 0.09, "surer": 0.01, "nulls": 100})
+        hits = [{**hit, "above_line": named > 0 and hit["share"] > 0.3} for hit in judged.record["hits"]]
+        page = Page(render_report([from_record({**judged.record, "hits": hits})] * 2, title="x"))
+        assert page.classes.count(f"verdict {word}") == 4  # overview and card
+        assert page.classes.count("bar supports") == named
+        assert page.classes.count("bar opposes") == 2 * (word != "guessing")
+        assert " 5% of all" not in page.text and ("No source found" in page.text) == (word == "guessing")
+        places = [page.text.index(part) for part in (f"{word.capitalize()}: ", "Closest, ")]
+        assert places == sorted(places) and page.classes.count("quiet") == 2 * (1 + (word == "guessing"))
 
 
 def test_documents_cannot_write_html(shown) -> None:
