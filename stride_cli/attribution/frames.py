@@ -6,73 +6,17 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from stride_cli.characters import cell, html_text, printable, shortened
 from stride_cli.errors import require_extra
 from stride_cli.schema import json_schema
-from stride_cli.schema.answer_records import AnswerOfHit
+from stride_cli.schema.answer_records import VERDICTS, AnswerOfHit, sections
 
 Row = dict[str, Any]
 _PASSAGE = 240  # characters of a passage in a notebook
 # stated, because a column may be empty, and pandas could not infer its type
 _DTYPES = {"string": "string", "number": "float64", "integer": "int64", "boolean": "boolean"}
-SUPPORT = "documents that support this"
-
-
-class Look(NamedTuple):
-    """Says how answers of one verdict look: colours of terminals, light and dark pages; a clause on what it
-    means; headings of documents above the line and of others; whether any is `named`."""
-
-    colour: str
-    light: str
-    dark: str
-    meaning: str
-    heading: str = SUPPORT
-    named: bool = True
-    closest: str = "closest, no stronger than noise"
-    opposing: str = "documents that oppose this"
-
-
-VERDICTS = {
-    "clear": Look("green", "#00795c", "#56d4a8", "the model knows this, and a document taught it"),
-    "weak": Look("yellow", "#955000", "#ffa657", "the model knows this", "no document stands out"),
-    "guessing": Look(
-        "red", "#a4342b", "#ff8f85", "the model is no surer than after unrelated prompts",
-        "no source found", False, "closest, and no source",
-    ),
-}  # fmt: skip
-UNJUDGED = Look("dim", "", "", "")
-
-
-class Section(NamedTuple):
-    """Holds documents under one heading; `quiet`: without colours, numbers and bars."""
-
-    heading: str
-    hits: Sequence[Any]
-    quiet: bool
-
-
-def sections(answer: Mapping[str, Any]) -> list[Section]:
-    """Part an answer's documents into those that are shown, and those that are no stronger than noise."""
-    look = VERDICTS.get(answer.get("verdict") or "", UNJUDGED)
-    above = [hit for hit in answer["hits"] if look.named and hit.get("above_line") is not False]
-    found = [
-        Section(look.heading, above, False),
-        Section(look.closest, [hit for hit in answer["hits"] if hit not in above], True),
-        Section(look.opposing, answer["opposers"], not look.named),
-    ]
-    return [each for each in found if each.hits or each.heading == look.heading != SUPPORT]
-
-
-def influence_text(hit: Mapping[str, Any], unit: str | None) -> str:
-    """Show a document's influence as every page and table has it: three digits, in the record's unit."""
-    if not (value := hit["influence"]):
-        return "by correlation only" if hit.get("backfilled") else "–"
-    shown = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+#.3g}".rstrip(".")
-    return f"{shown} nats" if unit == "nats" else shown
-
-
 _STYLE = "text-align:left;vertical-align:top"
 
 
@@ -166,6 +110,14 @@ def html_table(answer: Mapping[str, Any]) -> str:
             rows.append(_row("td", [f"{hit['rank']:g}", name, *numbers, shortened(hit["passage"], _PASSAGE)]))
         parts.append(f"<table>{''.join(rows)}</table>" if hits else f"<p>{heading}</p>")
     return "".join(parts)
+
+
+def influence_text(hit: Mapping[str, Any], unit: str | None) -> str:
+    """Show a document's influence: three digits, in the record's unit."""
+    if not (value := hit["influence"]):
+        return "by correlation only" if hit.get("backfilled") else "–"
+    shown = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+#.3g}".rstrip(".")
+    return f"{shown} nats" if unit == "nats" else shown
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -10,10 +10,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from stride_cli import output
-from stride_cli.attribution.frames import UNJUDGED, VERDICTS, Section, influence_text, sections
+from stride_cli.attribution.frames import influence_text
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import one_line, printable, shortened
 from stride_cli.report import explanation as told
+from stride_cli.schema.answer_records import UNJUDGED, VERDICTS, sections
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer
@@ -44,8 +45,9 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         console.print(Text(said, style="yellow"))
     console.print(Text(told.asked(record), style="dim"))
     largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
-    for section in sections(record):
-        for line in _section(section, record, largest):
+    for heading, hits, quiet in sections(record):
+        console.print(Text(f"\n{heading}", style="dim italic" if quiet else "italic"))
+        for line in _hits(hits, record, 0.0 if quiet else largest):
             console.print(line)
     for said in filter(None, [told.fewer(record), told.how_found(record)]):
         console.print(Text(said, style="dim"))
@@ -85,31 +87,28 @@ def _title(record: Mapping[str, Any]) -> Text:
     return title
 
 
-def _section(section: Section, record: Mapping[str, Any], largest: float) -> list[RenderableType]:
-    """One heading and its documents: quiet ones grey, without numbers and bars."""
+def _hits(
+    hits: Sequence[Mapping[str, Any]], record: Mapping[str, Any], largest: float
+) -> Iterator[RenderableType]:
+    """Show documents; grey and without numbers where `largest`, the influence of a whole bar, is 0."""
     query = f"{record['prompt']} {record['response']}"
-    number = max((len(f"{hit['rank']:g}") for hit in section.hits), default=0)
-    lines: list[RenderableType] = [
-        Text(f"\n{section.heading}", style="dim italic" if section.quiet else "italic")
-    ]
-    for hit in section.hits:
-        line = Text(f"{hit['rank']:>{number}g} ")
-        passage = Text(printable(hit["passage"]), style="dim" if section.quiet else "")
-        special = "; ".join(told.flags(hit))
-        if section.quiet:
-            line.append(one_line(hit["document"]) + f"  {special}" * bool(special))
-            line.stylize("dim")
-        else:
-            filled = round(_BAR * abs(hit["influence"]) / largest) if largest else 0
+    number = max((len(f"{hit['rank']:g}") for hit in hits), default=0)
+    for hit in hits:
+        line, passage = Text(f"{hit['rank']:>{number}g} "), Text(printable(hit["passage"]))
+        if largest:
+            filled = round(_BAR * abs(hit["influence"]) / largest)
             line.append("█" * filled, style=_COLOURS[hit["sign"]]).append("░" * (_BAR - filled), style="dim")
             if hit["backfilled"]:
                 line.append("   –  ")
             else:
                 line.append(f" {hit['share']:4.0%} ")
                 line.append(f"{influence_text(hit, record['unit'])} ", style="dim")
-            line.append(one_line(hit["document"]), style="bold")
-            line.append(f"  {special}" * bool(special), style="yellow")
             for start, stop in matching_spans(passage.plain, query):
                 passage.stylize("bold yellow", start, stop)
-        lines += [line, Padding(passage, (0, 0, 0, number + 1))]
-    return lines
+        line.append(one_line(hit["document"]), style="bold" * bool(largest))
+        if special := "; ".join(told.flags(hit)):
+            line.append(f"  {special}", style="yellow" * bool(largest))
+        for shown in (line, passage):
+            shown.stylize("" if largest else "dim")
+        yield line
+        yield Padding(passage, (0, 0, 0, number + 1))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stride_cli.attribution.frames import VERDICTS
 from stride_cli.characters import html_text, page_policy
 from stride_cli.errors import UsageError
+from stride_cli.schema.answer_records import VERDICTS
 
 WIDTH = 720
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stride_cli.attribution.frames import influence_text, sections
+from stride_cli.attribution.frames import influence_text
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
 from stride_cli.report.contents import ShownAnswer, ShownHit
 from stride_cli.report.drawing import asset, html_page, verdict_style
 from stride_cli.report.explanation import asked, caveats, explain, fewer, flags, how_found
 from stride_cli.report.plots import concentration_plot, response_plot
+from stride_cli.schema.answer_records import sections
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
@@ -67,7 +68,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
     names = ["query", "the model said", *(["verdict"] if judged else []), "strongest document", "share"]
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
     for number, answer in enumerate(answers, 1):
-        named = [hit for each in sections(answer.record) if not each.quiet for hit in each.hits]
+        named = [hit for _, hits, quiet in sections(answer.record) if not quiet for hit in hits]
         hit = max(named, key=lambda each: each["share"], default=None)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)

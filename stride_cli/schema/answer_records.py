@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NotRequired, TypedDict
+from itertools import compress
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from stride_cli.schema.derivation import key
 
@@ -65,3 +67,40 @@ class BadInputRecord(TypedDict):
     id: NotRequired[Annotated[str, "the prompt's or item's id, where it gave one"]]
     message: Annotated[str, "what is wrong"]
     fix: Annotated[str | None, "what to do about it"]
+
+
+class Look(NamedTuple):
+    """Says how answers of one verdict look: colours of terminals, light and dark pages; a clause on what it
+    means; headings of documents above the line and of others; whether any is `named`."""
+
+    colour: str
+    light: str
+    dark: str
+    meaning: str
+    heading: str = "documents that support this"
+    named: bool = True
+    closest: str = "closest, no stronger than noise"
+    opposing: str = "documents that oppose this"
+
+
+UNJUDGED = Look("dim", "", "", "")
+_GUESS = "no source found", False, "closest, and no source"
+VERDICTS = {
+    "clear": Look("green", "#00795c", "#56d4a8", "the model knows this, and a document taught it"),
+    "weak": Look("yellow", "#955000", "#ffa657", "the model knows this", "no document stands out"),
+    "guessing": Look(
+        "red", "#a4342b", "#ff8f85", "the model is no surer than after unrelated prompts", *_GUESS
+    ),
+}
+
+
+def sections(answer: Mapping[str, Any]) -> Sequence[tuple[str, Sequence[Any], bool]]:
+    """List an answer's documents by (heading, hits, quiet); quiet ones are without colours and numbers."""
+    look, hits = VERDICTS.get(answer.get("verdict") or "", UNJUDGED), answer["hits"]
+    above = [look.named and hit.get("above_line") is not False for hit in hits]
+    found = [
+        (look.heading, [*compress(hits, above)], False),
+        (look.closest, [hit for hit, shown in zip(hits, above, strict=True) if not shown], True),
+        (look.opposing, answer["opposers"], not look.named),
+    ]
+    return [each for each in found if each[1] or each[0] == look.heading != UNJUDGED.heading]

@@ -13,13 +13,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from index_format.errors import IndexFormatError
-from stride_cli.attribution.frames import UNJUDGED, VERDICTS
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.options import entries
 from stride_cli.output import to_json
 from stride_cli.prove.options import HitOptions, HitQuestion
 from stride_cli.report.drawing import verdict_style
+from stride_cli.schema.answer_records import UNJUDGED, VERDICTS
 from stride_cli.serve.guard import Address, Guard
 from stride_cli.serve.indexes import ServedIndex, Shelf
 from stride_cli.serve.options import LARGEST_BODY

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 import index_format
-from index_format.layout import (
-    ARRAYS,
-    ATTRIBUTES,
-    FORMAT_VERSION,
-    NUMBERS,
-    find_spec,
-)
+from index_format.layout import ARRAYS, ATTRIBUTES, FORMAT_VERSION, NUMBERS, find_spec
 
 SPEC = Path(index_format.__file__).with_name("SPEC.md").read_text(encoding="utf-8")
 JSON_TYPES = {int: "integer", str: "string", dict: "object", type(None): "null"}

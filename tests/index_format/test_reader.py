@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from index_format.durable import sha256_file
-from index_format.errors import (
-    IndexDamaged,
-    IndexIncomplete,
-    IndexNotFound,
-    IndexVersionError,
-    StageMissing,
-)
+from index_format.errors import IndexDamaged, IndexIncomplete, IndexNotFound, IndexVersionError, StageMissing
 from index_format.layout import FORMAT_VERSION
 from index_format.manifest import encode_json, encode_manifest, read_manifest
 from index_format.reader import Index

@@ -16,13 +16,7 @@ import numpy as np
 import pytest
 
 from index_format.durable import sha256_file
-from index_format.errors import (
-    IndexDamaged,
-    IndexNotFound,
-    IndexReadOnly,
-    IndexUnreachable,
-    StorageFull,
-)
+from index_format.errors import IndexDamaged, IndexNotFound, IndexReadOnly, IndexUnreachable, StorageFull
 from index_format.location import RemotePath, locate
 from index_format.manifest import MANIFEST, encode_manifest, read_manifest
 from index_format.reader import Index
@@ -116,8 +110,7 @@ def s3(path: Path, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["zip", "zip of a directory", "http", "memory", "hf", pytest.param("s3", marks=pytest.mark.slow)],
+    "kind", ["zip", "zip of a directory", "http", "memory", "hf", pytest.param("s3", marks=pytest.mark.slow)]
 )
 def test_everything_is_read_as_from_the_directory(request, kind, index_path, tmp_path, server, read_tree):
     if kind.startswith("zip"):

@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 
 from index_format import durable
 from index_format.durable import Journal
-from index_format.errors import (
-    IndexBusy,
-    IndexDamaged,
-    IndexExists,
-    IndexIncomplete,
-    StorageFull,
-)
+from index_format.errors import IndexBusy, IndexDamaged, IndexExists, IndexIncomplete, StorageFull
 from index_format.layout import SHARD_BYTES
 from index_format.reader import Index
 from index_format.shards import ShardedArray, ShardWriter, map_array
@@ -59,12 +53,7 @@ def test_appended_rows_come_back(tmp_path_factory, dtype, tail, counts, shard_by
             writer.sync()
             writer.close()
             writer = ShardWriter(
-                directory,
-                dtype,
-                tail,
-                shard_bytes=shard_bytes,
-                length=writer.length,
-                digests=writer.digests,
+                directory, dtype, tail, shard_bytes=shard_bytes, length=writer.length, digests=writer.digests
             )
             writer.take_up()
         np.testing.assert_array_equal(np.asarray(writer.view()), everything)

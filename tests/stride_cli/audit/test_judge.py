@@ -185,13 +185,7 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
 )
 def test_verdicts(found: str, test: dict, q: float, verdict: str, reason: str) -> None:
     copy = Copy("" if found == "common" else found, common=found == "common")
-    known = {
-        "kind": "absent",
-        "sources": 40,
-        "count": 40,
-        "p": 0.3,
-        "power": 0.9,
-    } | test
+    known = {"kind": "absent", "sources": 40, "count": 40, "p": 0.3, "power": 0.9} | test
     known |= {name: np.array([known[name]]) for name in ("p", "power")}
     ranks = Ranks(**known, losses=np.ones(1), before=None, others=np.ones(1))
     said = _verdict(copy, ranks, 0, q, 0.05)

@@ -128,11 +128,7 @@ def test_bad_input(run, line: str, workspace: Path, files: Path, tmp_path: Path)
 
 def test_one_bad_item_stops_no_other(run, line: str, workspace: Path, files: Path, tmp_path: Path) -> None:
     items = (files / "benchmark.jsonl").read_text().splitlines()[:2]
-    bad = [
-        "[1]",
-        '{"id": "one", "prompt": "a"}',
-        '{"id": "half", "text": "\\ud800"}',
-    ]
+    bad = ["[1]", '{"id": "one", "prompt": "a"}', '{"id": "half", "text": "\\ud800"}']
     (tmp_path / "items.jsonl").write_text("\n".join([items[0], *bad, items[1]]) + "\n")
     shown = f"audit {tmp_path}/items.jsonl --index {workspace}/run.stride --controls {files}/controls.jsonl"
     assert run(shown).code == 2

@@ -401,7 +401,7 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
     done = script(*line, **small)
     table = read(done.stdout)
     assert {row["set"] for row in table if "set" in row} == {
-        *("base", "random", "bm25", "stride", "tfidf:ngrams=1"),
+        *("base", "random", "bm25", "stride", "tfidf:ngrams=1")
     }
     assert all(row["tasks"] == 2 for row in table)
     minus = {row["minus"] for row in table if "minus" in row and row["measure"] == "f1"}

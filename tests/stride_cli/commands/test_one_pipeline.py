@@ -58,8 +58,7 @@ def dense(answer: api.Answer) -> np.ndarray:
 
 @pytest.mark.parametrize("number", range(len(TEXTS)))
 @pytest.mark.parametrize(
-    "settings",
-    ["", ALONE, "read=0", "shrink=false", "lambda_ratio=0.2,nonneg=true", "read=5"],
+    "settings", ["", ALONE, "read=0", "shrink=false", "lambda_ratio=0.2,nonneg=true", "read=5"]
 )
 def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: int, settings: str) -> None:
     sample = samples[number]

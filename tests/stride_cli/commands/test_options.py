@@ -16,13 +16,7 @@ from stride_cli.commands.train import train_settings
 from stride_cli.corpus.options import BuildOptions, PlanOptions
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
-from stride_cli.operators.options import (
-    FLAT,
-    ClosedOptions,
-    FitChoice,
-    FitRunOptions,
-    SgdOptions,
-)
+from stride_cli.operators.options import FLAT, ClosedOptions, FitChoice, FitRunOptions, SgdOptions
 from stride_cli.options import Entry, entries
 from stride_cli.prove.options import HitOptions
 from stride_cli.research.evaluation.options import (
@@ -37,12 +31,7 @@ from stride_cli.research.methods.registry import open_method
 from stride_cli.research.selection.options import JudgingOptions, SelectOptions
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.tuning.options import TuneOptions
-from stride_cli.training.options import (
-    ClassifierOptions,
-    FinetuneOptions,
-    RetrainOptions,
-    TrainOptions,
-)
+from stride_cli.training.options import ClassifierOptions, FinetuneOptions, RetrainOptions, TrainOptions
 
 FINETUNE = "model finetune gone.jsonl --model gone --out new"
 BUILD = "index build gone.jsonl --model gone --out new"

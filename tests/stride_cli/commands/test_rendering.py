@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stride_cli.api import Answer
 from stride_cli.attribution.answer import MeasurementRecord
-from stride_cli.attribution.frames import VERDICTS, CsvTable, html_table
+from stride_cli.attribution.frames import CsvTable, html_table
 from stride_cli.attribution.nats import Nats
 from stride_cli.attribution.verdict import Verdict, Word
 from stride_cli.commands.rendering import render_answer
@@ -26,6 +26,7 @@ from stride_cli.recovery.ranking import Hit
 from stride_cli.report.contents import from_record
 from stride_cli.report.drawing import verdict_style
 from stride_cli.report.page import render_report
+from stride_cli.schema.answer_records import VERDICTS
 from stride_cli.serve.app import _page
 
 PASSAGE = (

@@ -5,12 +5,7 @@ import itertools
 import pytest
 
 from stride_cli.corpus.options import DesignOptions
-from stride_cli.corpus.plan import (
-    choose_block_size,
-    choose_design,
-    expected_neighbours,
-    expected_overlapping,
-)
+from stride_cli.corpus.plan import choose_block_size, choose_design, expected_neighbours, expected_overlapping
 from stride_cli.errors import UsageError
 
 

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from stride_cli.data.batches import ChunkReader
 from stride_cli.operators import store
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.gates import (
-    PackedGates,
-    combined_gates,
-    gate_responses,
-    gate_rows,
-    widened,
-)
+from stride_cli.operators.gates import PackedGates, combined_gates, gate_responses, gate_rows, widened
 from stride_cli.operators.steered_model import SteeredModel
 
 K = 40

@@ -17,13 +17,7 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.fit_kernels import turn
 from stride_cli.operators.linear_response import measure_linear
-from stride_cli.operators.projections import (
-    Folding,
-    Projections,
-    bit_planes,
-    encode,
-    scan,
-)
+from stride_cli.operators.projections import Folding, Projections, bit_planes, encode, scan
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 

@@ -16,12 +16,7 @@ from scipy import stats
 from stride_cli.errors import ModelError, QueryError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.prove.options import HitOptions
-from stride_cli.prove.verify_hit import (
-    DEPENDED,
-    HitCheck,
-    matched_documents,
-    verify_documents,
-)
+from stride_cli.prove.verify_hit import DEPENDED, HitCheck, matched_documents, verify_documents
 from stride_cli.training.jobs import Job, Outcome
 
 N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks

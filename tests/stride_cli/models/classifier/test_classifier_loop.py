@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.models.classifier.classifier_recipe import (
-    ClassifierRecipe,
-    default_recipe,
-)
+from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe
 from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.research.training.classifier_stack import FunctionalSteps, train_stacked
 from stride_cli.training.classifier_loop import outcomes_of, train_network

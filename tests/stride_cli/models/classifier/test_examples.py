@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from stride_cli.errors import CorpusError
-from stride_cli.models.classifier.examples import (
-    Columns,
-    class_numbers,
-    find_classes,
-    read_examples,
-)
+from stride_cli.models.classifier.examples import Columns, class_numbers, find_classes, read_examples
 
 TABLE = Columns(label="status", id="name", drop=("remark",))
 

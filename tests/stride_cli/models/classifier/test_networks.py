@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stride_cli.models.classifier.networks import (
-    NetworkSpec,
-    build_network,
-    choose_network,
-    split_network,
-)
+from stride_cli.models.classifier.networks import NetworkSpec, build_network, choose_network, split_network
 
 ADAPTER = """
 import torch

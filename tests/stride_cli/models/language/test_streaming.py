@@ -33,17 +33,7 @@ pytest.importorskip("accelerate")
 CPU = torch.device("cpu")
 # heads tied (Qwen2 below, GPT-2, Gemma 2) and not; windows, soft caps; experts, fused when they are loaded or
 # one by one, and shared
-FAMILIES = (
-    "Llama",
-    "Qwen2",
-    "GPT2",
-    "Gemma2",
-    "Gemma3",
-    "Mixtral",
-    "Qwen2Moe",
-    "GptOss",
-    "DeepseekV3",
-)
+FAMILIES = ("Llama", "Qwen2", "GPT2", "Gemma2", "Gemma3", "Mixtral", "Qwen2Moe", "GptOss", "DeepseekV3")
 Loaded = Callable[..., CausalLM]
 
 

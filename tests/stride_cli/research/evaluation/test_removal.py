@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from stride_cli.research.evaluation.options import RemovalOptions
-from stride_cli.research.evaluation.ranking import (
-    document_scores,
-    random_chunks,
-    rank_documents,
-    top_chunks,
-)
+from stride_cli.research.evaluation.ranking import document_scores, random_chunks, rank_documents, top_chunks
 from stride_cli.research.evaluation.removal import measure_removal
 from stride_cli.training.jobs import Job, Outcome
 

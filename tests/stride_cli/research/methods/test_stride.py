@@ -75,12 +75,7 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     second -= np.median(second, axis=1, keepdims=True)  # most chunks have no weight of their own
     y = method._measure(queries).y
     np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
-    np.testing.assert_allclose(
-        y[:, :16],
-        one._measure(queries).y,
-        rtol=1e-6,
-        atol=1e-12,
-    )
+    np.testing.assert_allclose(y[:, :16], one._measure(queries).y, rtol=1e-6, atol=1e-12)
     M = np.zeros((16, task.n_chunks))
     M[method._designs.each[1].T.astype(int), np.arange(task.n_chunks)] = 1
     ratio = method._defaults["lambda_ratio"]

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.research.tuning.search import (
-    DIMENSIONS,
-    Trial,
-    TrialStore,
-    exceeds,
-    sweep,
-)
+from stride_cli.research.tuning.search import DIMENSIONS, Trial, TrialStore, exceeds, sweep
 
 START: dict[str, Any] = dict.fromkeys(DIMENSIONS) | {"space": "logit", "rank": 4, "damping": 1.0}
 GRID = {"rank": [4, 8, 16], "damping": [0.1, 1.0, 10.0]}

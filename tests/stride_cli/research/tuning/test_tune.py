@@ -11,11 +11,7 @@ import pytest
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
-from stride_cli.research.tuning.responses import (
-    WithheldChunks,
-    random_halves,
-    withheld_queries,
-)
+from stride_cli.research.tuning.responses import WithheldChunks, random_halves, withheld_queries
 from stride_cli.schema import json_schema
 
 

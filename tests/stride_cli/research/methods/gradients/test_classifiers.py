@@ -47,10 +47,7 @@ def test_every_method(network, autograd, tmp_path):
     )
     train_classifier(rows, tmp_path / "model", options)
     index = build_classifier_index(
-        rows,
-        model=tmp_path / "model",
-        out=tmp_path / "index",
-        options=BuildOptions(n_subsets=20, degree=2),
+        rows, model=tmp_path / "model", out=tmp_path / "index", options=BuildOptions(n_subsets=20, degree=2)
     )
     model = open_classifier(index, ModelSpec(tmp_path / "model", device="cpu"))
     task, queries = Workspace(index, model, ChunkReader(index), 0), read_examples(model, "held-out")
