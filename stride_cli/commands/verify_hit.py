@@ -54,10 +54,11 @@ def verify_hit(
 
     Trains seeds × (2 + random) models by the recipe stored with the model (or by --command): with every
     document, without the top ones, and without random ones of like length. The difference is taken seed by
-    seed; its 95 % interval is Student's t over seeds, each of which has random sets of its own. It lies above
+    seed; its interval is Student's t over seeds, each of which has random sets of its own. It lies above
     zero: the prediction depended on them. It lies below --effect and not above zero: no evidence that it did.
     Otherwise there were too few runs to tell: ask for more --seeds, those that are done are kept beside the
-    index. An interrupted run goes on.
+    index. Intervals widen with each look, so that all looks hold together with 95 %. An interrupted run goes
+    on.
 
     Of responses that are compared with others (--instead), it is the fall of the log-odds that is looked at.
     """

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from index_format.location import local_directory
 from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.output import note
-from stride_cli.prove.verify_hit import LEVEL, Interval, find_documents, verify_documents
+from stride_cli.prove.verify_hit import find_documents, verify_documents
 from stride_cli.training.retraining import open_trainer, store_of
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ def verify_hit(
         "unit": unit,
         "verdict": found.verdict,
         "sentence": found.sentence(),
-        "difference": _mean(found.difference),
-        "attributed": _mean(found.attributed),
-        "by_chance": _mean(found.by_chance),
-        "level": LEVEL,
+        "difference": cast("SeedMean", asdict(found.difference)),
+        "attributed": cast("SeedMean", asdict(found.attributed)),
+        "by_chance": cast("SeedMean", asdict(found.by_chance)),
+        "level": found.level,
+        "look": found.look,
         "effect": found.effect,
         "exceeded": found.exceeded,
         "seeds_needed": found.seeds_needed,
@@ -123,10 +125,8 @@ def _prompts(asked: HitQuestion) -> list[Mapping[str, Any]]:
         texts = {"response": asked.response, "span": asked.span, "instead": asked.instead}
         return [{"prompt": asked.prompt, **texts}]
     if asked.response or asked.span:
-        raise UsageError(
-            "a response or a span is given beside prompts that have their own",
-            fix='give each prompt its own: {"prompt", "response", "instead"}',
-        )
+        said = "a response or a span is given beside prompts that have their own"
+        raise UsageError(said, fix='give each prompt its own: {"prompt", "response", "instead"}')
     return list(asked.prompt)
 
 
@@ -134,10 +134,8 @@ def _top_documents(answer: Answer, top: int) -> tuple[np.ndarray, list[float | N
     """Take the documents of an answer, (m,) int64, and their influences."""
     hits = answer.supporters
     if not hits:
-        raise UsageError(
-            "no document supports this response (expected one or more, to be trained without)",
-            fix="ask for documents by id: --documents a,b",
-        )
+        said = "no document supports this response (expected one or more, to be trained without)"
+        raise UsageError(said, fix="ask for documents by id: --documents a,b")
     if len(hits) < top:
         which = "1 document supports" if len(hits) == 1 else f"{len(hits)} documents support"
         note(f"{which} this response, not {top}: the model is trained without {len(hits)}")
@@ -160,7 +158,3 @@ def _query_of(prompts: list[Mapping[str, Any]], workspace: Workspace, options: Q
     if not queries:
         raise QueryError("there is no prompt to ask", fix="give one or more")
     return queries[0] if len(queries) == 1 else pooled(queries)
-
-
-def _mean(found: Interval) -> SeedMean:
-    return {"mean": found.mean, "se": found.se, "low": found.low, "high": found.high}

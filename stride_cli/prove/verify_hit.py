@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from index_format.durable import replace_file
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.prove.options import HitOptions
 from stride_cli.randomness import stream
-from stride_cli.training.jobs import Job
+from stride_cli.training.jobs import Job, job_key
 from stride_cli.training.retraining import count_missing, retrain, subset_seeds
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from stride_cli.schema.verify_records import RunRecord
     from stride_cli.training.jobs import Trainer
 
-LEVEL = 0.95
+LEVEL = 0.95  # of intervals; of a hit's, over all looks at it together
+_FIRST, _LATER = 0.8, 0.1  # what the first look spends of 1 − LEVEL, and a later one of the look before it
 DEPENDED, NO_EVIDENCE, TOO_FEW = "depended", "no_evidence", "too_few_runs"
 _NEAR = 32  # documents of similar length that a random one is drawn from, at least
 _NEAR_SHARE = 50  # or one in so many of all
@@ -43,7 +45,7 @@ class Interval:
     high: float
 
 
-def t_interval(values: np.ndarray) -> Interval:
+def t_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
     """Give the mean of independent values (S,) Student's t interval; NaN where S is 1."""
     from scipy.stats import t
 
@@ -51,8 +53,17 @@ def t_interval(values: np.ndarray) -> Interval:
     if len(values) < 2:
         return Interval(mean, np.nan, np.nan, np.nan)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    reach = float(t.isf((1 - level) / 2, len(values) - 1)) * error
     return Interval(mean, error, mean - reach, mean + reach)
+
+
+def level_of(look: int) -> float:
+    """Return the level of the intervals of a look, 1 the first: 96 %, 99.6 %, 99.96 % …
+
+    Whoever looks again with more seeds until it tells looks several times. The looks spend less than
+    1 − LEVEL together, so that they mislead no more often than one look at LEVEL would.
+    """
+    return 1 - (1 - LEVEL) * _FIRST * _LATER ** (look - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +84,7 @@ class HitCheck:
     effect : float                     smallest rise of the loss that would matter, nats
     trained, reused : int              models trained by this call, and found finished
     compared : bool                    the losses are −log-odds, nats, of what was said against something else
+    look : int                         how many times these documents were looked at, with this one
     """
 
     seeds: np.ndarray
@@ -85,21 +97,27 @@ class HitCheck:
     trained: int = 0
     reused: int = 0
     compared: bool = False
+    look: int = 1
 
     @cached_property
     def attributed(self) -> Interval:
         """Rise of the loss without the documents, against the same seed with all of them."""
-        return t_interval(self.without - self.full)
+        return t_interval(self.without - self.full, self.level)
 
     @cached_property
     def by_chance(self) -> Interval:
         """Rise of the loss without random documents."""
-        return t_interval(self.random.mean(axis=1) - self.full)
+        return t_interval(self.random.mean(axis=1) - self.full, self.level)
 
     @cached_property
     def difference(self) -> Interval:
         """Rise of the loss by removing the documents beyond that by removing random ones, paired by seed."""
-        return t_interval(self.without - self.random.mean(axis=1))
+        return t_interval(self.without - self.random.mean(axis=1), self.level)
+
+    @property
+    def level(self) -> float:
+        """Of the intervals; those of all looks hold together with LEVEL."""
+        return level_of(self.look)
 
     @property
     def exceeded(self) -> float:
@@ -119,51 +137,44 @@ class HitCheck:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Count about how many seeds bring the interval within ± effect / 2, or, should the mean stay, above
-        zero; None with one, or beyond 1,000."""
+        """Count about how many seeds bring the interval of the next look within ± effect / 2, or, should the
+        mean stay, above zero; None with one, or beyond 1,000."""
         from scipy.stats import t
 
-        if len(self.seeds) < 2:
+        count = len(self.seeds)
+        if count < 2:
             return None
-        spread = self.difference.se * math.sqrt(len(self.seeds))
-        for count in range(2, _MOST_SEEDS + 1):
-            half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * spread / math.sqrt(count)
-            if half <= self.effect / 2 or half < self.difference.mean:
-                return count
-        return None
+        more = np.arange(count + 1, _MOST_SEEDS + 1)
+        spread = self.difference.se * math.sqrt(count)
+        half = t.isf((1 - level_of(self.look + 1)) / 2, more - 1) * spread / np.sqrt(more)
+        enough = (half <= self.effect / 2) | (half < self.difference.mean)
+        return int(more[np.argmax(enough)]) if enough.any() else None
 
     def sentence(self) -> str:
         """Put the verdict in words, with the numbers it rests on."""
         found, count = self.difference, len(self.seeds)
         unit = "nats" if self.compared else "nats a token"
         if count < 2:
-            return (
-                f"Too few runs to tell: with one seed there is no interval (difference {found.mean:+.3f} "
-                f"{unit}, removing them against removing random ones)."
-            )
+            about = f"difference {found.mean:+.3f} {unit}, removing them against removing random ones"
+            return f"Too few runs to tell: with one seed there is no interval ({about})."
         numbers = (
-            f"{found.mean:+.3f} {unit}, {LEVEL:.0%} interval {found.low:+.3f} to {found.high:+.3f}, "
-            f"{count} seeds × {self.random.shape[1]} random draws"
+            f"{found.mean:+.3f} {unit}, {100 * self.level:g}% interval {found.low:+.3f} to "
+            f"{found.high:+.3f}, {count} seeds × {self.random.shape[1]} random draws, look {self.look}"
         )
         if self.verdict == DEPENDED:
-            moves = "log-odds fall" if self.compared else "loss rises"
-            return (
-                f"The prediction depended on them: without them its {moves} by more than without as many "
-                f"random documents ({numbers})."
-            )
+            moves = f"its {'log-odds fall' if self.compared else 'loss rises'} by more than without as many"
+            return f"The prediction depended on them: without them {moves} random documents ({numbers})."
         if self.verdict == NO_EVIDENCE:
             lower, rise = ("log-odds are higher", "fall") if self.compared else ("loss is lower", "rise")
-            found_out = (
-                f"its {lower} without them than without random ones"
-                if found.high < 0
-                else f"a {rise} of {self.effect:g} nats or more beyond that of random ones is ruled out"
-            )
+            found_out = f"its {lower} without them than without random ones"
+            if found.high >= 0:
+                least = f"{self.effect:g} nats or more beyond that of random ones"
+                found_out = f"a {rise} of {least} is ruled out"
             return f"No evidence that the prediction depended on them: {found_out} ({numbers})."
-        needed = self.seeds_needed
-        more = f"more than {_MOST_SEEDS:,} seeds" if needed is None else f"about {needed} seeds"
+        more = self.seeds_needed or f"more than {_MOST_SEEDS:,}"
         return (
             f"Too few runs to tell: neither no effect nor one of {self.effect:g} nats is ruled out "
-            f"({numbers}); {more} would tell."
+            f"({numbers}); about {more} seeds would tell."
         )
 
     def runs(self) -> list[RunRecord]:
@@ -172,21 +183,11 @@ class HitCheck:
         for place, seed in enumerate(self.seeds.tolist()):
             full = float(self.full[place])
             models = [("nothing", 0, 0, full), ("hits", 0, self.removed_tokens, float(self.without[place]))]
-            models += [
-                ("random", draw, int(self.random_tokens[place, draw]), float(self.random[place, draw]))
-                for draw in range(self.random.shape[1])
-            ]
-            rows += [
-                {
-                    "seed": seed,
-                    "removed": what,
-                    "draw": draw,
-                    "tokens": tokens,
-                    "loss": loss,
-                    "rise": loss - full,
-                }
-                for what, draw, tokens, loss in models
-            ]
+            drawn = zip(self.random_tokens[place].tolist(), self.random[place].tolist(), strict=True)
+            models += [("random", draw, *each) for draw, each in enumerate(drawn)]
+            for what, draw, tokens, loss in models:
+                about: Any = {"seed": seed, "removed": what, "draw": draw, "tokens": tokens}
+                rows.append(about | {"loss": loss, "rise": loss - full})
         return rows
 
 
@@ -286,10 +287,8 @@ def verify_documents(
     """
     chosen = np.asarray(documents, np.int64)
     if len(chosen) == 0 or len(np.unique(chosen)) < len(chosen):
-        raise UsageError(
-            "the documents to remove must be one or more, each given once",
-            fix="name other documents (--documents)",
-        )
+        said = "the documents to remove must be one or more, each given once"
+        raise UsageError(said, fix="name other documents (--documents)")
     seeds = subset_seeds(seed, check.seeds)
     lengths = np.bincount(chunk_document, weights=chunk_lengths).astype(np.int64)
     # of every seed: with all documents, without the given ones, and without each random set
@@ -305,6 +304,8 @@ def verify_documents(
     note(f"{len(jobs):,} models, {missing:,} of them to be retrained; kept in {store}")
     outcomes = retrain(trainer, jobs, store=store, engine=check.engine, workers=check.workers)
     losses = np.array([outcome.losses @ np.array(shares) for outcome in outcomes]).reshape(len(seeds), -1)
+    # one seed has no interval: it is no look
+    look = _count_looks(store, job_key(trainer.digest, jobs[1]), check) if len(seeds) > 1 else 1
     return HitCheck(
         seeds=seeds,
         full=losses[:, 0],
@@ -316,7 +317,18 @@ def verify_documents(
         trained=missing,
         reused=len(jobs) - missing,
         compared=min(shares) < 0,
+        look=look,
     )
+
+
+def _count_looks(store: Path, key: str, check: HitOptions) -> int:
+    """Keep in the store that these documents are looked at; count the looks up to the first of this kind."""
+    name = f"{check.seeds}x{check.random}"
+    looks = [path.name.rpartition(".")[2] for path in sorted(store.glob(f"{key}.look*"))]
+    if name not in looks:
+        looks.append(name)
+        replace_file(store / f"{key}.look{len(looks):03}.{name}", b"")
+    return looks.index(name) + 1
 
 
 def find_documents(index: Index, ids: Sequence[str]) -> np.ndarray:
@@ -337,8 +349,6 @@ def find_documents(index: Index, ids: Sequence[str]) -> np.ndarray:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             guess = f" (did you mean '{near[0]}'?)" if near else ""
-            raise UsageError(
-                f"there is no document '{name}' in index '{index.path}'{guess}",
-                fix="take the ids from the hits of stride query",
-            )
+            said = f"there is no document '{name}' in index '{index.path}'{guess}"
+            raise UsageError(said, fix="take the ids from the hits of stride query")
     return np.array([known[name] for name in ids], np.int64)

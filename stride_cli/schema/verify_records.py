@@ -57,11 +57,10 @@ class VerifyHitRecord(TypedDict):
     attributed: Annotated[SeedMean, {"mean": "rise of the loss without them, nats per scored token"}]
     by_chance: Annotated[SeedMean, {"mean": "rise of the loss without random documents"}]
     level: Annotated[float, "of the intervals: Student's t over seeds, each with random draws of its own"]
+    look: NotRequired[Annotated[int, "which look at these documents: all looks hold together with 95 %"]]
     effect: Annotated[float, "smallest rise of the loss that would matter, nats per scored token"]
     exceeded: Annotated[float, "share of random removals that raise the loss less than theirs, 0 … 1"]
-    seeds_needed: Annotated[
-        float | None, "about how many seeds would tell; null where that cannot be estimated"
-    ]
+    seeds_needed: Annotated[float | None, "about how many seeds would tell; null: cannot be estimated"]
     seeds: Annotated[int, "trainings of every set of documents"]
     random: Annotated[int, "random sets of documents of each seed"]
     trained: Annotated[int, "models trained by this command"]

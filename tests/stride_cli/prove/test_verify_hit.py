@@ -16,7 +16,7 @@ from scipy import stats
 from stride_cli.errors import ModelError, QueryError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.prove.options import HitOptions
-from stride_cli.prove.verify_hit import DEPENDED, HitCheck, matched_documents, verify_documents
+from stride_cli.prove.verify_hit import DEPENDED, TOO_FEW, HitCheck, matched_documents, verify_documents
 from stride_cli.training.jobs import Job, Outcome
 
 N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks
@@ -82,28 +82,33 @@ def test_every_chunk_of_the_documents_is_removed(owners: np.ndarray, tmp_path: P
 
 
 def test_interval_is_students_t_over_seeds(owners: np.ndarray, tmp_path: Path) -> None:
-    found = check(NoisyTrainer(np.zeros(N), noise=0.05), owners, tmp_path)
-    values = found.without - found.random.mean(axis=1)
-    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
-    assert (found.difference.low, found.difference.high) == pytest.approx((low, high))
+    trainer = NoisyTrainer(np.zeros(N), noise=0.05)
+    # once more is the same look; more seeds are the next
+    for look, (seeds, level) in ((1, (3, 0.96)), (2, (4, 0.996)), (1, (3, 0.96)), (3, (2, 0.9996))):
+        found = check(trainer, owners, tmp_path, seeds=seeds)
+        values = found.without - found.random.mean(axis=1)
+        low, high = stats.t.interval(level, seeds - 1, values.mean(), stats.sem(values))
+        assert (found.look, found.level) == (look, pytest.approx(level))
+        assert (found.difference.low, found.difference.high) == pytest.approx((low, high))
+    assert check(trainer, owners, tmp_path, (3, 40)).look == 1  # other documents
 
 
-def test_verdicts_err_as_often_as_stated(owners: np.ndarray) -> None:
-    """Where nothing depends on the documents, at most about one in forty checks says that it did."""
-    random = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(2000):
-        noise = random.normal(size=(5, 7))
-        zeros = np.zeros((5, 5), int)
-        wrong += HitCheck(np.arange(5), noise[:, 0], noise[:, 1], noise[:, 2:], 1, zeros).verdict == DEPENDED
-    assert 0.015 < wrong / 2000 < 0.035
+def test_verdicts_err_as_often_as_stated_however_often_one_looks() -> None:
+    """Where nothing depends on the documents, and as many more seeds are trained as are said to tell."""
+    random, wrong, looks, runs = np.random.default_rng(1), 0, 0, 1000
+    for _ in range(runs):
+        losses, found = np.zeros((0, 7)), None
+        while found is None or ((found.seeds_needed or 1000) < 400 and found.verdict == TOO_FEW):
+            look, count = (1, 3) if found is None else (found.look + 1, found.seeds_needed)
+            losses = np.concatenate([losses, 0.1 * random.normal(size=(count - len(losses), 7))])
+            full, without, others = losses[:, 0], losses[:, 1], losses[:, 2:]
+            found = HitCheck(np.arange(count), full, without, others, 1, others.astype(int), look=look)
+        looks += found.look
+        wrong += found.verdict == DEPENDED
+    assert wrong / runs <= 0.025 + 2 * np.sqrt(0.025 * 0.975 / runs) and looks > 1.3 * runs
 
 
-@given(
-    lengths=st.lists(st.integers(1, 5000), min_size=25, max_size=300),
-    count=st.integers(1, 12),
-    seed=st.integers(0, 9),
-)
+@given(st.lists(st.integers(1, 5000), min_size=25, max_size=300), st.integers(1, 12), st.integers(0, 9))
 def test_random_documents_are_others(lengths: list[int], count: int, seed: int) -> None:
     sizes = np.array(lengths)
     chosen = np.random.default_rng(seed).permutation(len(sizes))[:count]
@@ -135,18 +140,12 @@ class ComparingTrainer(NoisyTrainer):
 def test_losses_of_parts_are_added_up_by_their_shares(owners: np.ndarray, tmp_path: Path) -> None:
     influence = np.zeros(N)
     influence[np.isin(owners, [3])] = 0.5
-    found = verify_documents(
-        ComparingTrainer(influence),
-        [3],
-        HitOptions(seeds=3, random=2, workers=1),
-        chunk_document=owners,
-        chunk_lengths=np.full(N, 10),
-        store=tmp_path,
-        shares=[1.0, -1.0],
-    )
+    trainer, options = ComparingTrainer(influence), HitOptions(seeds=3, random=2, workers=1)
+    of = {"chunk_document": owners, "chunk_lengths": np.full(N, 10), "store": tmp_path}
+    found = verify_documents(trainer, [3], options, **of, shares=[1.0, -1.0])
     assert found.full == pytest.approx(np.full(3, 3 - 1.0 - 4.0))  # log-odds × -1
     assert found.difference.mean == pytest.approx(1.0) and found.compared
-    assert "log-odds fall by more" in found.sentence() and "+1.000 nats, 95%" in found.sentence()
+    assert "log-odds fall by more" in found.sentence() and "+1.000 nats, 96%" in found.sentence()
 
 
 @pytest.mark.slow
