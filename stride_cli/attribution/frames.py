@@ -105,6 +105,7 @@ def html_table(answer: Mapping[str, Any]) -> str:
         rows = [_row("th", ["", heading, *([] if quiet else ["share", "influence"]), "passage"])]
         for hit in hits:
             name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
+            name += " (the model was never trained on it)" if hit.get("trained") is False else ""
             share = "" if hit["backfilled"] else f"{hit['share']:.0%}"
             numbers = [] if quiet else [share, influence_text(hit, unit)]
             rows.append(_row("td", [f"{hit['rank']:g}", name, *numbers, shortened(hit["passage"], _PASSAGE)]))

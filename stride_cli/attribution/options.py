@@ -46,7 +46,7 @@ class RecoveryOptions(Options):
         choices=("auto", "linear", "exact"),
         setting=True,
     )
-    nonneg: bool = option(False, "Recover supporting influences only.", setting=True, panel=MORE)
+    nonneg: bool = option(False, "Recover supporting influences only.", flag="query.nonneg", setting=True)
     intercept: bool | None = option(
         None, "Fit a constant offset; the paper's form has none.", flag="query.intercept", setting=True
     )
@@ -180,15 +180,13 @@ class FormatOptions(Options):
     Attributes
     ----------
     format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv", one row a hit
-        (``stride.hit_row/1``); "tokens", those of the query, and which are scored. None: lines of JSON, or
-        text on a terminal
+        (``stride.hit_row/1``). None: lines of JSON, or text on a terminal
     """
 
     format: str | None = option(
         None,
-        "jsonl: a record a line, as --json; json: one array; csv: one row a hit; tokens: no answer, but what "
-        "the model reads and which tokens are scored.",
-        choices=("json", "jsonl", "csv", "tokens"),
+        "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
+        choices=("json", "jsonl", "csv"),
         listed=True,
     )
 

@@ -51,7 +51,7 @@ Examples:
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
   stride query --file prompts.jsonl --workers 4 --json > answers.jsonl
-  stride query "The capital of France is" --response "Paris" --format tokens
+  stride query "The capital of France is" --response "Paris" --show-tokens
   stride query 17 --index classifier.stride --top 5 --bottom 5
 """
 
@@ -67,6 +67,12 @@ def query(
     file: PromptFile = None,
     *,
     question: Annotated[QuestionOptions, Flags(QuestionOptions)],
+    show_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--show-tokens", help="Show what the model reads, and which tokens are scored; no answer."
+        ),
+    ] = False,
     pool: Annotated[
         bool,
         typer.Option(
@@ -97,6 +103,11 @@ def query(
             f"--workers and --engine share out the prompts of a file, and {what}",
             fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
         )
+    if show_tokens and (pool or sharing.shared or written.format):
+        raise UsageError(
+            "--show-tokens gives no answers, which --pool, --workers, --engine and --format are about",
+            fix="drop one of them; --json gives a record of each prompt's tokens",
+        )
     out = AnswerOutput(written, json)
     if bad_input.on_bad == "record" and out.format == "csv":
         raise UsageError(
@@ -104,7 +115,7 @@ def query(
         )
     bad = BadInput(bad_input.on_bad, as_json=out.as_json)
     given = asdict(question)
-    if out.format == "tokens":
+    if show_tokens:
         _show_tokens(where, prompts, options, given, json)
         return
     if sharing.shared:
@@ -136,7 +147,7 @@ def _show_tokens(
     from stride_cli.data.queries import build_queries, form_of
 
     workspace = where.open()
-    refuse_classifier(workspace.index, "--format tokens is about prompts")
+    refuse_classifier(workspace.index, "--show-tokens is about prompts")
     form, model = form_of(workspace, options.chat), cast("CausalLM", workspace.model)
     for prompt in prompts:
         if isinstance(prompt.asked, StrideError):

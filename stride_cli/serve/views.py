@@ -97,6 +97,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "response": answer.query.response,
         "pieces": pieces,
         "documents": [session.index.document_id(int(number)) for number in found.documents],
+        "trained": [number not in (session.never_trained or ()) for number in found.documents.tolist()],
         "passages": [passages[chunk] for chunk in found.strongest.tolist()],
         "influence": (factor * found.values).tolist(),
         "whole": (factor * found.whole).tolist(),
@@ -123,7 +124,6 @@ def document_record(
     chunks = list(session.index.document_chunks(number))
     texts = [str(decode(session.index.chunk_tokens(each), skip_special_tokens=True)) for each in chunks]
     stored = session.index.document_text(number)
-    text = stored if stored is not None else "".join(texts)
     shown: list[DocumentChunkRecord] = [
         {"chunk": chunk, "text": each, "influence": None, "carries": None, "held": None}
         for chunk, each in zip(chunks, texts, strict=True)
@@ -132,7 +132,7 @@ def document_record(
         "schema": "stride.document/1",
         "index": index.name,
         "document": document,
-        "text": text,
+        "text": "".join(texts) if stored is None else stored,
         "stored": stored is not None,
         "overlaps": [],
         "chunks": shown,
@@ -140,7 +140,7 @@ def document_record(
     if asked is not None:
         answer = index.answer(*asked)
         query = answer.query
-        runs = verbatim_runs(text, f"{query.prompt} {query.response}")
+        runs = verbatim_runs(found["text"], f"{query.prompt} {query.response}")
         found["overlaps"] = [{"start": start, "stop": stop, "words": n} for start, stop, n in runs]
         found["influence"] = _with_influence(session, answer, shown)
     return found

@@ -315,8 +315,8 @@ function chosenHits(answer) {
   const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
   const found = answer.tokens.documents.map((document, column) => {
     const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
-    const passage = answer.tokens.passages[column];
-    return { document, influence, passage, sign: influence >= 0 ? "supports" : "opposes", flags: [] };
+    const passage = answer.tokens.passages[column], trained = answer.tokens.trained[column];
+    return { document, influence, passage, trained, sign: influence >= 0 ? "supports" : "opposes" };
   });
   const all = found.reduce((sum, hit) => sum + Math.abs(hit.influence), 0) || 1;
   found.forEach(hit => { hit.share = Math.abs(hit.influence) / all; });

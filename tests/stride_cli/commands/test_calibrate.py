@@ -46,7 +46,7 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
     plain, unread = (verdicts(run, workspace / "run.stride", options) for options in ("", "--read 0"))
     assert plain["read"] > 0 == unread["read"]
-    for options in ("--top 1", "--top 40", "--nonneg", "--lambda-ratio 0.5", "--read 20"):
+    for options in ("--top 1", "--top 40", "--lambda-ratio 0.5", "--read 20"):
         other = verdicts(run, workspace / "run.stride", options)
         assert other["verdict"] == plain["verdict"] == unread["verdict"]
         # null prompts' chunks were read by default; other influences than these are judged without

@@ -46,7 +46,7 @@ LINES = (
     ("query", "'The French' --bottom 2 --verbose --index run.stride", ["stride.answer/1"]),
     ("ask", "corpus.jsonl 'The French' --index run.stride", ["stride.answer/1"]),
     ("query", "3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),
-    ("query", "'The French' --response x --format tokens --index run.stride", ["stride.query_tokens/1"]),
+    ("query", "'The French' --response x --show-tokens --index run.stride", ["stride.query_tokens/1"]),
     ("report", "'The French' --index run.stride", ["stride.report/1"]),
     ("audit", "queries.jsonl --index run.stride", ["stride.audit/2"] * 3),
     ("select", "queries.jsonl --index run.stride --size 4", ["stride.selection/1"]),
