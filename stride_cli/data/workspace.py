@@ -62,6 +62,8 @@ class Workspace:
         if model is None or isinstance(model, str | Path | ModelSpec):
             model = open_model(opened, model)
         check_bounds(opened)
+        if not opened.has("operators"):  # else it was done before they were fitted
+            model.check_padding(int(opened.attributes["block_size"]))
         return cls(opened, model, ChunkReader(opened, model), opened.seed)
 
     @property

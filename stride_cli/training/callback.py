@@ -234,7 +234,7 @@ def _recipe(
 ) -> Recipe:
     """Describe the training as a recipe."""
     base = str(getattr(model, "name_or_path", "") or "")
-    block_size = min(_BLOCK_SIZE, context_length(model))
+    block_size = min(max(_BLOCK_SIZE, corpus.longest), context_length(model))  # rows are never cut
     steps = max(1, state.max_steps)
     return Recipe(
         kind=RECORDED,

@@ -11,7 +11,7 @@ from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of
 from stride_cli.models.spec import GivenModel, ModelSpec, place_of
-from stride_cli.output import progress
+from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -109,6 +109,13 @@ def build_index_of_run(
     options = replace(options, block_size=block_size)
     built = build_index(found.sources, model=run, out=out, options=options, reading=reading, form=found.form)
     check_recipe(replace(found.recipe, block_size=block_size), built)
+    if found.form is not None and built.n_chunks > built.n_documents:
+        chunk_at, first = (built.array(f"corpus/{of}_offsets")[:] for of in ("chunk", "document"))
+        longest = int((chunk_at[first[1:]] - chunk_at[first[:-1]]).max())
+        note(
+            f"warning: rows of more than {block_size} tokens are cut, which training read whole: give "
+            f"--block-size {longest}"
+        )
     return built
 
 

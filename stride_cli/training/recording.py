@@ -36,9 +36,10 @@ Tokens = tuple[list[int], list[list[int]]]  # ids, and first and stop of what is
 
 @dataclass(frozen=True)
 class Recorded:
-    """A corpus that was written: how many documents, its fingerprint (an index's of it), and its form."""
+    """A corpus that was written: how many documents, tokens of the longest, an index's fingerprint, form."""
 
     documents: int
+    longest: int
     fingerprint: str
     form: Form
 
@@ -64,7 +65,7 @@ def write_corpus(
     UsageError      an example has none of that; most of the texts are others than the trainer's
     CorpusError     one is empty, or no text (names the line, which is the row from 1)
     """
-    ids, decoded = _ids(examples), False
+    ids, decoded, longest = _ids(examples), False, 0
     with replacing(path) as fresh, fresh.open("x", encoding="utf-8") as out:
         for row in range(len(examples)):
             example = examples[row]
@@ -76,6 +77,7 @@ def write_corpus(
                     fix="give the dataset as it was before it was tokenised: StrideCallback(out, dataset=…)",
                 )
             tokens, scored = trained(row)
+            longest = max(longest, len(tokens))
             decoded = not record
             record = {"id": ids[row] if ids else str(row), **(record or _decoded(tokens, scored, tokenizer))}
             record["trained_on"] = {"input_ids": tokens, "scored": scored}
@@ -88,7 +90,7 @@ def write_corpus(
             "the texts of the dataset are not those of the trainer's examples, row by row (shuffled?)",
             fix="give StrideCallback the dataset in the trainer's order, or none",
         )
-    return Recorded(len(examples), digest, find_form(first, tokenizer, decoded))
+    return Recorded(len(examples), longest, digest, find_form(first, tokenizer, decoded))
 
 
 def _is_other(document: Document, tokenizer: Any) -> bool:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,18 @@ def trained_workspace(folder: Path) -> None:
 def workspace(kept_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of `trained_workspace` of one's own."""
     return own_copy(kept(kept_home, trained_workspace), tmp_path_factory.mktemp("own") / "workspace")
+
+
+@pytest.fixture
+def grown(workspace: Path, tmp_path: Path) -> Path:
+    """A copy of run.stride with a document, "new", that neither the model nor the operators have seen."""
+    copy = Path(shutil.copytree(workspace / "run.stride", tmp_path / "grown.stride"))
+    more = {"id": "new", "text": "The French Revolution began in 1789, they say."}
+    (tmp_path / "more.jsonl").write_text(json.dumps(more) + "\n")
+    appended = run_stride(f"index append {tmp_path}/more.jsonl --index {copy}")
+    # without --overwrite, stride train says that there are operators already
+    assert appended.code == 0 and appended.err.endswith(f"; next: stride train --index {copy} --overwrite\n")
+    return copy
 
 
 @pytest.fixture

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stride_cli.api import QueryOptions, Session
+from stride_cli.commands.rendering import render_answer
 from stride_cli.models.language import checkpoint, tokenizer
 from stride_cli.recovery.problem import dense
 
@@ -141,21 +144,21 @@ def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, t
     assert info["fingerprints"]["model"] in result.err and "this model is" in result.err
 
 
-def test_appended_chunks_are_marked_as_unseen(run, workspace: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "grown.stride"
-    shutil.copytree(workspace / "run.stride", copy)
-    more = tmp_path / "more.jsonl"
-    more.write_text(
-        json.dumps({"id": "new", "text": "The French Revolution began in 1789, they say."}) + "\n"
-    )
-    appended = run(f"index append {more} --index {copy}")
-    assert appended.code == 0
-    # without --overwrite, stride train says that there are operators already
-    assert appended.err.endswith(f"; next: stride train --index {copy} --overwrite\n")
-    answer = run(f"query {PROMPT} --index {copy} --top 61").records[0]
-    assert 0.9 < answer["measurement"]["coverage"] < 1
-    assert {hit["document"]: hit["seen"] for hit in answer["hits"]}.get("new", False) is False
-    assert all(hit["seen"] for hit in answer["hits"] if hit["document"] != "new")
+def test_documents_that_nobody_was_trained_on_are_marked(run, grown: Path, tmp_path: Path) -> None:
+    answer = run(f"query {PROMPT} --index {grown} --top 61").records[0]
+    assert 0.9 < answer["measurement"]["coverage"] < 1 and answer["untrained"] == 1
+    marks = {hit["document"]: (hit["seen"], hit.get("trained")) for hit in answer["hits"]}
+    assert marks.pop("new") == (False, False) and set(marks.values()) == {(True, None)}
+    # on a terminal, in a notebook and on the report's page
+    found, shown = Session.open(grown).query(json.loads(PROMPT), QueryOptions(top=61)), io.StringIO()
+    render_answer(found, console=Console(file=shown, width=200))
+    assert run(f"report {PROMPT} --index {grown} --top 61 --out {tmp_path}/r.html").code == 0
+    told = "the model was never trained on it"
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    for text, apart in ((shown.getvalue(), "\n"), (found._repr_html_(), "<tr>"), (page, '<div class="hit">')):
+        (marked,) = (part for part in text.split(apart) if told in part)
+        assert re.search(r"\bnew\b", marked)
+    assert all("never trained on 1 document of this index" in text for text in (shown.getvalue(), page))
 
 
 @pytest.mark.usefixtures("as_by_default")

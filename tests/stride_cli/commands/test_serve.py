@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,10 @@ PROMPT = "The French Revolution began in"
 TOKEN = "a-token-of-tests-0123456789"
 
 
-@pytest.fixture(scope="module")
-def server(workspace: Path) -> Iterator[Server]:
+@contextmanager
+def serving(index: Path) -> Iterator[Server]:
     """One that listens, in a thread."""
-    place = WorkspacePath(workspace / "run.stride")
-    opened = Server([place], ServeOptions(port=0, token=TOKEN))
+    opened = Server([WorkspacePath(index)], ServeOptions(port=0, token=TOKEN))
     listening = threading.Event()
     thread = threading.Thread(target=opened.run, kwargs={"started": listening.set})
     thread.start()
@@ -47,6 +47,12 @@ def server(workspace: Path) -> Iterator[Server]:
     opened.stop()
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(workspace: Path) -> Iterator[Server]:
+    with serving(workspace / "run.stride") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from stride_cli.serve.running import Server
 from tests import browser as pages
 from tests.browser import browser
-from tests.stride_cli.commands.test_serve import PROMPT, server
+from tests.stride_cli.commands.test_serve import PROMPT, server, serving
 
 pytestmark = pytest.mark.slow
 __all__ = ["browser", "server"]  # fixtures
@@ -185,6 +185,22 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     assert shown == [each["passage"] for each in found["passages"]] and shown != first
     assert opened.complaints == []
     opened.close()
+
+
+def test_documents_that_the_model_was_never_trained_on_are_marked(browser: Any, grown: Path) -> None:
+    with serving(grown) as listening:
+        opened = Page(browser, listening.address.url)
+        page = opened.page
+        page.fill("#top", "61")
+        page.focus("#prompt")
+        opened.ask()
+        marked = page.locator(".hit", has_text="the model was never trained on it").locator(".plain")
+        assert marked.all_inner_texts() == ["new"] and page.locator(".hit").count() > 9
+        assert "never trained on 1 document of this index" in page.inner_text(".answer")
+        page.locator(".token").first.press("Space")  # influences on one word
+        assert "Documents that support “" in page.inner_text("h3 >> nth=0")
+        assert marked.all_inner_texts() == ["new"] and opened.complaints == []
+        opened.close()
 
 
 def _picture(page: Any, name: str) -> None:

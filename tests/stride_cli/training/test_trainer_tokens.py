@@ -37,6 +37,7 @@ def turns(prompt: str, answer: str) -> tuple[list[dict], list[dict]]:
 
 ROWS = {
     "text": [{"text": a + b} for a, b in PAIRS],
+    "long": [{"text": (a + b) * 99} for a, b in PAIRS],  # than a chunk is by default
     "strings": [{"prompt": a, "completion": b} for a, b in PAIRS],
     "turns": [dict(zip(("prompt", "completion"), turns(a, b), strict=True)) for a, b in PAIRS],
     "messages": [{"messages": [*turns(a, b)[0], *turns(a, b)[1]]} for a, b in PAIRS],
@@ -106,6 +107,7 @@ def plain_trainer(folder: Path, tokenizer: Any, rows: list[dict], callback: Any,
         (trl_trainer, "messages", MARKED, {"assistant_only_loss": True}, "chat"),
         (trl_trainer, "messages", DATED, {}, "chat"),
         (plain_trainer, "text", "own", {}, "concat"),
+        (plain_trainer, "long", "own", {}, "concat"),
         (plain_trainer, "strings", "own", {"labels": True}, "concat"),
         (plain_trainer, "strings", None, {}, "concat"),
         (plain_trainer, "messages", "own", {"labels": True}, "chat"),
@@ -114,7 +116,7 @@ def plain_trainer(folder: Path, tokenizer: Any, rows: list[dict], callback: Any,
 )
 @pytest.mark.parametrize("given", [True, False])
 def test_the_index_has_the_trainers_tokens_and_labels(
-    make: Any, kind: str, template: Any, settings: dict, form: str, given: bool, tmp_path: Path
+    make: Any, kind: str, template: Any, settings: dict, form: str, given: bool, tmp_path: Path, capsys: Any
 ) -> None:
     from stride_cli import StrideCallback
 
@@ -123,6 +125,7 @@ def test_the_index_has_the_trainers_tokens_and_labels(
     trainer = make(
         tmp_path, tokenizer, ROWS[kind], StrideCallback(tmp_path / "run", dataset=dataset), dict(settings)
     )
+    trainer.model.config.max_position_embeddings = 2048
     rows = [trainer.data_collator([trainer.train_dataset[row]]) for row in range(len(PAIRS))]
     trainer.train()
     index = api.build_index_of_run(
@@ -138,7 +141,17 @@ def test_the_index_has_the_trainers_tokens_and_labels(
         scored = np.arange(stop - first) >= starts[row] if masks is None else masks[first:stop] == 1
         assert scored[1:].tolist() == [label != -100 for label in labels[1:]]
     assert index.attributes["form"]["name"] == form
-    if given and kind != "text":
+    if kind == "long":
+        cut = BuildOptions(n_subsets=4, degree=2, block_size=64)
+        assert api.build_index_of_run(tmp_path / "run", out=tmp_path / "cut", options=cut).n_chunks > 2 * len(
+            PAIRS
+        )
+        longest = max(batch["input_ids"].shape[1] for batch in rows)
+        assert (
+            longest > 512
+            and f"are cut, which training read whole: give --block-size {longest}" in capsys.readouterr().err
+        )
+    elif given and kind != "text":
         # a query about a pair is the beginning of its row
         task = Workspace.open(index)
         query = build_query(task.model, PAIRS[0][0], response=PAIRS[0][1], form=form_of(task))  # type: ignore
