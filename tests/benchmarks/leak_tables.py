@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from tests.benchmarks.figures import Record, figure, markdown, pick
 
 MATRIX, NULL = "suites/audit_matrix", "suites/audit_null"
-COPIES = (
-    "verbatim",
-    "upper",
-    "title",
-    "spaces",
-    "marks",
-    "forms",
-    "wrapped",
-    "question",
-    "answer",
-    "reworded",
-)
+COPIES = "verbatim upper title spaces marks forms wrapped question answer reworded".split()
 ALIKE = ("instruction", "template", "topic")
 MODELS = {"scratch": "from scratch", "tuned": "fine-tuned"}
 

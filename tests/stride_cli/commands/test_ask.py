@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 PROMPT = "Ada number 0 lives in"
 
@@ -24,7 +25,9 @@ def built(run: Callable, corpus: str, saved_model: Path, tmp_path_factory: pytes
     return folder
 
 
-def test_the_first_question_builds_all_and_says_before_what_it_takes(built: Path, run: Callable) -> None:
+def test_the_first_question_builds_all_and_says_before_what_it_takes(
+    built: Path, run: Callable, saved_model: Path
+) -> None:
     out, err = json.loads((built / "first.json").read_text())
     assert json.loads(out)["verdict"] is not None and len(json.loads(out)["hits"]) == 2
     (said,) = (line for line in err.splitlines() if line.startswith("30 chunks, "))
@@ -36,6 +39,14 @@ def test_the_first_question_builds_all_and_says_before_what_it_takes(built: Path
     for record in (first, second, third):
         del record["seconds"]
     assert again.err == "" and first == second == third
+    # the tokens that a query has, and those that are scored
+    shown = run(f"query '{PROMPT}' --response Rome --index '{built}/corpus.stride' --show-tokens").records[0]
+    own = AutoTokenizer.from_pretrained(saved_model)(f"{PROMPT} Rome", add_special_tokens=False).input_ids
+    assert shown["ids"][-len(own) :] == own and "".join(shown["pieces"]).endswith(f"{PROMPT} Rome")
+    scored = [piece for piece, each in zip(shown["pieces"], shown["scored"], strict=True) if each]
+    assert "".join(scored) == shown["response"] == " Rome"
+    refused = run(f"query - --pool --show-tokens --index '{built}/corpus.stride'", stdin=PROMPT)
+    assert refused.code == 2 and "--show-tokens gives no answers" in refused.err
     several = run(
         f"ask '{built}/corpus.jsonl' - --top 1", stdin=f'{PROMPT}\n{{"prompt": "Bela", "id": "b"}}\n'
     )

@@ -55,7 +55,8 @@ def test_finetune_and_info(tmp_path: Path, corpus: str, model: str) -> None:
     out = tmp_path / "tuned"
     result = run("finetune", corpus, "--model", model, "--out", str(out), "--lora", "2", "--steps", "1")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["parameters"] > 0
+    assert 0 < json.loads(result.stdout)["loss"] <= json.loads(result.stdout)["loss_before"]
+    assert "it has hardly learnt its corpus: 1 steps took its loss from" in result.stderr
     base, tuned = (json.loads(run("info", path, "--json").stdout) for path in (model, str(out)))
     assert base["architecture"] == tuned["architecture"] == "NanoChatForCausalLM"
     assert (base["layers"], base["width"], base["context"]) == (1, 16, 32)

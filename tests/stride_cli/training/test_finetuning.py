@@ -51,13 +51,11 @@ def test_answers_are_learnt_and_prompts_are_not(
     trained = finetune_model([answers], saved_model, tmp_path / "tuned", options)
     assert load_own(find_checkpoint(tmp_path / "tuned"), torch.float32)
     assert type(load_tokenizer(tmp_path / "tuned")) is OwnTokenizer
-    tuned, base = (
-        load_model(ModelSpec(tmp_path / "tuned", device="cpu")),
-        load_model(ModelSpec(saved_model, device="cpu")),
-    )
+    tuned, base = (load_model(ModelSpec(each, device="cpu")) for each in (tmp_path / "tuned", saved_model))
     recipe = trained.recipe
     chunks, _ = cut(read_corpus([answers], ReadOptions()), base.tokenizer, block_size=recipe.block_size)
     assert mean_loss(tuned.model, chunks, recipe) < 0.5 * mean_loss(base.model, chunks, recipe)
+    assert trained.before == pytest.approx(mean_loss(base.model, chunks, recipe), rel=1e-4)
     prompts = [dataclasses.replace(c, tokens=c.tokens[: c.loss_start], loss_start=1) for c in chunks]
     assert mean_loss(tuned.model, prompts, recipe) > 0.8 * mean_loss(base.model, prompts, recipe)
     assert trained.loss == pytest.approx(mean_loss(tuned.model, chunks, recipe), rel=1e-4)

@@ -18,15 +18,8 @@ from stride_cli.research.methods.registry import open_method
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 
 METHODS = (
-    "graddot",
-    "tracin",
-    "logra:rank=4",
-    "logra:init=pca,rank=4,labels=sampled",
-    "ekfac",
-    "trackstar:rank=4",
-    "trak:dim=64,damping=0.1",
-    "less:dim=64",
-    "source:segments=1",
+    *("graddot", "tracin", "logra:rank=4", "logra:init=pca,rank=4,labels=sampled", "ekfac"),
+    *("trackstar:rank=4", "trak:dim=64,damping=0.1", "less:dim=64", "source:segments=1"),
 )
 
 
