@@ -144,12 +144,7 @@ TEXT_BLOCK = 4096  # chunks decoded at once
 
 
 def require_text(workspace: Workspace, method: str) -> None:
-    """Refuse a workspace that is not one of language, naming the method.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Raise UsageError for a workspace that is not one of language, naming the method."""
     fix = "choose a method that reads the model: stride baseline --list"
     refuse_classifier(workspace.index, f"'{method}' compares texts", fix=fix)
 

@@ -61,9 +61,7 @@ class TokensRecord(TypedDict):
     response: Annotated[str, "the continuation that is attributed"]
     pieces: list[PieceRecord]
     documents: list[Annotated[str, "id of a document that was read, a column each"]]
-    trained: list[
-        Annotated[bool, "of each document; false: the model was not trained on it, by its own record"]
-    ]
+    trained: list[Annotated[bool, "of each document; false: the model was not trained on it"]]
     passages: list[Annotated[str, "of each document, the sentence most like the query"]]
     influence: list[
         list[

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tests.benchmarks.figures import Record, figure, markdown, pick
 
 MATRIX, NULL = "suites/audit_matrix", "suites/audit_null"
-COPIES = "verbatim upper title spaces marks forms wrapped question answer reworded".split()
+COPIES = ("verbatim", "upper", "title", "spaces", "marks", "forms")
+COPIES += ("wrapped", "question", "answer", "reworded")
 ALIKE = ("instruction", "template", "topic")
 MODELS = {"scratch": "from scratch", "tuned": "fine-tuned"}
 

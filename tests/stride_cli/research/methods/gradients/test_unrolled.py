@@ -25,7 +25,10 @@ from stride_cli.training.language_loop import make_optimizers
 from stride_cli.training.language_trainer import index_chunks, own_recipe
 from tests.stride_cli.research.methods.gradients import exact_unrolled as exact
 
-TOWNS = "Oslo Rome Lima Cairo Delhi Paris Quito Sofia Tunis Vaduz Minsk Riga".split()
+TOWNS = [
+    *("Oslo", "Rome", "Lima", "Cairo", "Delhi", "Paris"),
+    *("Quito", "Sofia", "Tunis", "Vaduz", "Minsk", "Riga"),
+]
 
 
 @pytest.fixture(scope="module")
