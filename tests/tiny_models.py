@@ -12,6 +12,12 @@ import numpy as np
 import pytest
 
 VOCAB = 97
+# names of `configurations`: decoders, and those with experts, where a step can move a token to another one
+DECODERS = [
+    *("Llama", "Qwen2", "Qwen3", "Mistral", "Olmo2", "Phi3", "GPT2", "GPTNeoX", "NanoChat"),
+    *("Gemma2", "Gemma3", "Gemma4", "Granite", "Cohere", "OPT", "Falcon"),
+]
+EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3", "Llama4"]
 
 
 def _tiny(**sizes: Any) -> dict[str, Any]:
