@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 import transformers
 
+from stride_cli import api
 from stride_cli.data.batches import ChunkReader, consecutive_groups, little_padding, row_losses
 from stride_cli.data.query_set import QuerySet
+from stride_cli.data.workspace import Workspace
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators.gradients import gate_gradients
@@ -122,7 +125,9 @@ def test_greedy_generation_across_the_boundary() -> None:
         ids.append(token)
 
 
-def test_a_model_that_padding_changes_is_refused(make_model: Callable[..., Any]) -> None:
+def test_a_model_that_padding_changes_is_refused(
+    make_model: Callable[..., Any], corpus: str, saved_model: Path, tmp_path: Path
+) -> None:
     """One that nobody knows of: it divides positions by the longest sequence's length from 32 tokens on."""
     network = make_model("Llama")
     model = CausalLM(network)
@@ -136,8 +141,10 @@ def test_a_model_that_padding_changes_is_refused(make_model: Callable[..., Any])
     network.model.rotary_emb.forward = forward
     model = CausalLM(network)
     model.check_padding(32)
-    with pytest.raises(
-        ModelError, match="padded from 32 to 64 tokens, a sequence has other logits"
-    ) as caught:
-        model.check_padding(64)
-    assert caught.value.fix and "--block-size 32" in caught.value.fix
+    index = api.build([corpus], model=saved_model, out=tmp_path / "run.stride")
+    assert index.attributes["block_size"] == 64
+    # where an index is opened, unless it has operators: before these are fitted it is done as well
+    for look in (lambda: model.check_padding(64), lambda: Workspace.open(index, model)):
+        with pytest.raises(ModelError, match="padded from 32 to 64 tokens, a sequence has other") as caught:
+            look()
+        assert caught.value.fix and "--block-size 32" in caught.value.fix
