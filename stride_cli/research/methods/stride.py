@@ -21,6 +21,7 @@ from stride_cli.options import own, takes
 from stride_cli.output import progress
 from stride_cli.recovery.lasso import solve_path
 from stride_cli.recovery.problem import dense
+from stride_cli.research.methods.gradients.passes import load_checkpoint, load_residuals_once
 
 if TYPE_CHECKING:
     from stride_cli.attribution.pipeline import Measurement, Pipeline
@@ -140,7 +141,7 @@ class StrideMethod:
             model = self._open(path)
             settings = resolve_settings(options, model, workspace.index)
             columns = np.asarray(design.columns)
-            _load_initial_residuals(workspace, settings)
+            load_residuals_once(workspace, settings)
             operators = fit_operators(model, workspace.chunks, columns, design.n_subsets, settings)
             fitted.append((path, operators.packed()))
             del model, operators
@@ -154,8 +155,6 @@ class StrideMethod:
             from stride_cli.operators.checkpoints import open_stored
 
             return open_stored(self._task.index, self._task.model, which)
-        from stride_cli.research.methods.gradients.passes import load_checkpoint
-
         return load_checkpoint(self._task, Path(which))
 
     def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
@@ -263,7 +262,7 @@ class DirectReadout:
         options = _options_for(like_own(self._options, workspace.model, workspace.index), self._checkpoints)
         for model in _models(workspace, self._checkpoints):
             settings = resolve_settings(options, model, workspace.index)
-            _load_initial_residuals(workspace, settings)
+            load_residuals_once(workspace, settings)
             steered = fit_spaces(model, workspace.chunks, settings)
             if is_whitened(settings):
                 self._parts.append((settings, steered))
@@ -320,18 +319,8 @@ def _options_for(options: Any, checkpoints: str | None) -> Any:
     return options if checkpoints is None else replace(options, checkpoints=tuple(checkpoints.split("|")))
 
 
-def _load_initial_residuals(workspace: Workspace, settings: Any) -> None:
-    """Once for all methods of a comparison, and not at all where the index knows them."""
-    from stride_cli.operators.initial_residuals import load_initial_residuals
-
-    if workspace.chunks.before is None:
-        load_initial_residuals(workspace.model, workspace.chunks, settings)
-
-
 def _models(workspace: Workspace, checkpoints: str | None) -> list[AttributableModel]:
     """Open the workspace's model, or those of the checkpoints."""
     if checkpoints is None:
         return [workspace.model]
-    from stride_cli.research.methods.gradients.passes import load_checkpoint
-
     return [load_checkpoint(workspace, Path(path)) for path in checkpoints.split("|")]

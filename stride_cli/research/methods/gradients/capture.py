@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.operators.head import HeadBlock, check_finite, head_blocks, seeded
+from stride_cli.operators.initial_residuals import average_residuals
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
@@ -125,7 +126,7 @@ class Capture:
         self._calls: dict[int, int] = {}
         self._arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._visit: Visitor | None = None
-        self._rows = slice(0, 0)
+        self._rows, self._averaged = slice(0, 0), False
         self._active = torch.zeros(0)
 
     @property
@@ -140,6 +141,7 @@ class Capture:
         uniform: Tensor | None = None,
         output: str = "loss",
         power: float = 1.0,
+        averaged: bool = False,
     ) -> Outcome:
         """Hand the factors of every chosen layer to ``visit``, last layer first.
 
@@ -156,6 +158,8 @@ class Capture:
         power : float
             The sum is divided by (scored tokens)**power: 1 is the mean; 0 the sum; ½ makes the mean square of
             gradients with drawn labels the Gauss–Newton matrix of the mean loss.
+        averaged : bool
+            Tokens count by their mean residual over training instead of that at its end.
 
         Returns
         -------
@@ -174,7 +178,7 @@ class Capture:
         # position t matters where a later one is scored
         later = weights.flip(1).cumsum(1).flip(1) - weights > 0
         body = any(not layer.is_head for layer in self.layers)
-        self._visit, self._calls, self._arrived = visit, {}, {}
+        self._visit, self._calls, self._arrived, self._averaged = visit, {}, {}, averaged
         try:
             with self._hooks(head=False), torch.set_grad_enabled(body):
                 self._rows, self._active = slice(0, len(ids)), later
@@ -225,6 +229,9 @@ class Capture:
                     if labels is true:
                         losses.append((found.surprise * each).sum(dim=1))
                         doubts.append((found.doubt * each).sum(dim=1))
+                    if self._averaged:
+                        before = 1.0 if batch.before is None else batch.before[rows, after].to(true.device)
+                        found.error.mul_(average_residuals(found.doubt, before)[..., None])
                     if labels is drawn or drawn is None:
                         pull = -found.error if output == "loss" else _margin(block, labels)
             if block.raw.requires_grad:

@@ -66,14 +66,9 @@ class EKFAC:
     def fit(self, workspace: Workspace) -> None:
         self._task = workspace
         self._opened: Passes | None = None  # kept where there is one model only
+        given: Any = {"labels": self.options.labels, "draws": self.options.draws}
         self._curvatures = [
-            corrected_curvature(
-                [partial(self._open, number)],
-                workspace,
-                "EK-FAC",
-                labels=self.options.labels,
-                draws=self.options.draws,
-            )
+            corrected_curvature([partial(self._open, number)], workspace, "EK-FAC", **given)
             for number in range(len(self.checkpoints))
         ]
         self._inverses = [
@@ -95,7 +90,7 @@ class EKFAC:
             return self._opened
         workspace, options = self._task, self.options
         capture = open_capture(workspace, options.layers, self.checkpoints[number].load(workspace))
-        passes = Passes(capture, options.batch_tokens, options.reduction, workspace.seed)
+        passes = Passes.of(options, capture, workspace)
         self._opened = passes if len(self.checkpoints) == 1 else None
         return passes
 

@@ -88,7 +88,7 @@ class TracIn:
             for checkpoint in self.checkpoints:
                 model = checkpoint.load(workspace)
                 capture = Capture(model, probe, layers=chosen)
-                passes = Passes(capture, options.batch_tokens, options.reduction, workspace.seed)
+                passes = Passes.of(options, capture, workspace)
                 bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)
                 del bank  # before there is the next: each may take all of the room

@@ -71,7 +71,7 @@ class LoGRA:
     def fit(self, workspace: Workspace) -> None:
         options = self.options
         capture = open_capture(workspace, options.layers)
-        self._passes = passes = Passes(capture, options.batch_tokens, options.reduction, workspace.seed)
+        self._passes = passes = Passes.of(options, capture, workspace)
         if options.init == "pca":
             random = stream(workspace.seed, "logra sample")
             size = min(_PCA_CHUNKS, workspace.n_chunks)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.operators.device_memory import free_bytes
+from stride_cli.operators.initial_residuals import load_initial_residuals
 from stride_cli.options import Options, entries, option
 from stride_cli.output import progress
 from stride_cli.parallel import available_bytes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("sum", "mean")
 LABELS = ("true", "sampled")
+ENDS = ("final", "average")
 _LEAST_ROOM = 1 << 30
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -57,6 +59,7 @@ class SumOptions(PassOptions):
     """Passes whose losses are reduced over a chunk's tokens."""
 
     reduction: str = option("sum", "A chunk's loss: sum or mean over its tokens.", choices=REDUCTIONS)
+    residuals: str = option("final", "Tokens count as at training's end, or on average.", choices=ENDS)
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,21 @@ class Passes:
         A chunk's loss is summed over its scored tokens, as training weighs chunks that averages over the
         tokens of a batch, or the mean. A query's loss is the mean.
     seed : int               of drawn labels
+    averaged : bool          tokens of chunks count as on average over training (`average_residuals`)
     """
 
     capture: Capture
     batch_tokens: int
     reduction: str
     seed: int
+    averaged: bool = False
+
+    @classmethod
+    def of(cls, options: SumOptions, capture: Capture, workspace: Workspace) -> Passes:
+        """Open passes as a method's options have them."""
+        load_residuals_once(workspace, options)
+        averaged = options.residuals == "average"
+        return cls(capture, options.batch_tokens, options.reduction, workspace.seed, averaged)
 
     def corpus(
         self,
@@ -132,8 +144,8 @@ class Passes:
         with progress(title, chunks.n_chunks if rows is None else len(rows), unit="chunks") as ticker:
             for batch in batches:
                 uniform = label_uniforms(self.seed, batch, draw) if labels == "sampled" else None
-                outcome = self.capture.run(batch, visit, uniform=uniform, output=output, power=power)
-                yield batch, outcome
+                averaged, run = self.averaged and uniform is None, self.capture.run
+                yield batch, run(batch, visit, uniform=uniform, output=output, power=power, averaged=averaged)
                 ticker.advance(len(batch.rows))
 
     def queries(self, batch: Batch, visit: Visitor, *, output: str = "loss") -> Outcome:
@@ -144,6 +156,12 @@ class Passes:
         """Yield queries start … stop − 1 in batches of at most `batch_tokens` padded tokens."""
         for group in queries.groups(self.capture.model, self.batch_tokens, np.arange(start, stop)):
             yield slice(int(group[0]), int(group[-1]) + 1), queries.batch(group)
+
+
+def load_residuals_once(workspace: Workspace, settings: Any) -> None:
+    """Load initial-model residuals for all methods of a comparison; not where the index knows them."""
+    if workspace.chunks.before is None:
+        load_initial_residuals(workspace.model, workspace.chunks, settings)
 
 
 def label_uniforms(seed: int, batch: Batch, draw: int) -> Tensor:

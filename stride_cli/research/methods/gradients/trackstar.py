@@ -77,19 +77,12 @@ class TrackStar:
         self.bytes_per_chunk = 0.0
 
     def fit(self, workspace: Workspace) -> None:
-        layers = self.options.layers or workspace.model.all_layers
-        capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers=layers)
-        self._passes = passes = Passes(
-            capture, self.options.batch_tokens, self.options.reduction, workspace.seed
-        )
-        sides = random_sides(
-            capture.layers,
-            self.options.rank,
-            workspace.seed,
-            "trackstar projection",
-            0,
-            workspace.model.device,
-        )
+        model, options = workspace.model, self.options
+        probe, layers = workspace.chunks.batch(np.arange(1)), options.layers or model.all_layers
+        capture = Capture(model, probe, layers=layers)
+        self._passes = passes = Passes.of(options, capture, workspace)
+        named = workspace.seed, "trackstar projection", 0, model.device
+        sides = random_sides(capture.layers, options.rank, *named)
         scales = adafactor_scales(passes, workspace) if self.options.moments == "adafactor" else None
         self._projector = TwoSided(sides, scales=scales)
         features, _ = corpus_features(passes, workspace, self._projector, "TrackStar: gradients")

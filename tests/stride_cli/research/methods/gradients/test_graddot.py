@@ -27,17 +27,28 @@ def _matrices(task):
     return [name for name in names if name in known and not any(word in name for word in skipped)]
 
 
+def _averaged(task, ids, weights):
+    with torch.no_grad():
+        logits = task.model.model(input_ids=torch.as_tensor(np.asarray(ids)[None].astype(np.int64))).logits[0]
+    likely = logits[:-1].double().softmax(-1)[torch.arange(len(ids) - 1), ids[1:].astype(np.int64)]
+    residual = 1 - likely
+    return ids, weights * np.append(1.0, (0.5 * (1 + residual) / residual).numpy())
+
+
 @pytest.mark.parametrize("fixture", ["nanochat_task", "gpt2_task", "long_rope_task"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "average"])
 def test_equals_autograd_example_by_example(fixture, reduction, request, queries, autograd):
     task = request.getfixturevalue(fixture)
     names = _matrices(task)
     chunks = [task.chunks.chunk(row) for row in range(task.n_chunks)]
+    options = {"reduction": reduction}
+    if reduction == "average":  # each token times its mean residual, of a model that began knowing nothing
+        chunks, options = [_averaged(task, *chunk) for chunk in chunks], {"residuals": "average"}
     expected = (
         autograd(task, list(zip(queries.ids, queries.weights, strict=True)), names)
         @ autograd(task, chunks, names, power=1.0 if reduction == "mean" else 0.0).T
     )
-    found = _scores(GradDot(reduction=reduction, batch_tokens=50), task, queries)
+    found = _scores(GradDot(**options, batch_tokens=50), task, queries)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
