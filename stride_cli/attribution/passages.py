@@ -23,7 +23,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from stride_cli.corpus.documents import Document
+from stride_cli.corpus.forms import render_prompt
+
 if TYPE_CHECKING:
+    from stride_cli.corpus.forms import Form
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
@@ -81,15 +85,23 @@ def carried_parts(
     return found
 
 
+def template_opening(tokenizer: Any, form: Form) -> str:
+    """Write what a chat template puts in front of a first prompt by itself, decoded as chunks are."""
+    asked = Document("", prompt=_REPLACEMENT)
+    text = render_prompt(asked, form, tokenizer).partition(_REPLACEMENT)[0] if form.name == "chat" else ""
+    return str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=True))
+
+
 def likest_passages(
     workspace: Workspace, query: Query, chunks: Sequence[int], known: Collection[int] = ()
 ) -> dict[int, str]:
     """Find the sentence most like the query in each chunk, but for those `known`."""
     if all(chunk in known for chunk in chunks):
         return {}
-    tokenizer, index = workspace.model.tokenizer, workspace.index
+    tokenizer, tokens = workspace.model.tokenizer, workspace.index.chunk_tokens
+    opening = template_opening(tokenizer, query.form)
     texts = {
-        chunk: str(tokenizer.decode(index.chunk_tokens(chunk), skip_special_tokens=True))
+        chunk: str(tokenizer.decode(tokens(chunk), skip_special_tokens=True)).removeprefix(opening)
         for chunk in dict.fromkeys(chunks)
     }
     weights = rarity(texts.values())

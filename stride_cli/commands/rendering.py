@@ -96,7 +96,7 @@ def _hits(
     for hit in hits:
         line, passage = Text(f"{hit['rank']:>{number}g} "), Text(printable(hit["passage"]))
         if largest:
-            filled = round(_BAR * abs(hit["influence"]) / largest)
+            filled = round(_BAR * abs(hit["influence"]) / largest) if hit["share"] >= 0.005 else 0
             line.append("█" * filled, style=_COLOURS[hit["sign"]]).append("░" * (_BAR - filled), style="dim")
             if hit["backfilled"]:
                 line.append("   –  ")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.passages import carried_parts, response_pieces
+from stride_cli.attribution.passages import carried_parts, response_pieces, template_opening
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
@@ -148,12 +148,14 @@ def _read_chunks(session: Session, answer: Answer, records: Sequence[Mapping[str
     """Show every hit with the text of its chunk and the part of it that carries the influence."""
     chunks = {record["chunk"]: record["sign"] == "supports" for record in records}
     parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, chunks)
-    shown = []
+    opening, shown = template_opening(session.model.tokenizer, answer.query.form), []
     for record in records:
-        part, span = parts[record["chunk"]], parts[record["chunk"]].span
+        part = parts[record["chunk"]]
+        text = part.text.removeprefix(opening)
+        span = tuple(max(0, place - len(part.text) + len(text)) for place in part.span)
         if part.held is None:
             passage = record["passage"].strip("…")
-            at = part.text.find(passage)
+            at = text.find(passage)
             span = (at, at + len(passage)) if at >= 0 else (0, 0)
-        shown.append(ShownHit(record, part.text, span, part.held))
+        shown.append(ShownHit(record, text, (span[0], span[-1]), part.held))
     return shown

@@ -96,8 +96,7 @@ def verdict(record: Record) -> str:
     surer, stronger = (round((1 - judged[part]) * (nulls + 1)) for part in ("surer", "beyond"))
     return (
         f"Clear: the model is surer of this response than of those to {surer:,} of {nulls:,} unrelated "
-        f"prompts, and by our estimate {which} moved it more, for its loss, than any moved {stronger:,} of "
-        "those."
+        f"prompts, and {which} moved it more, by our estimate and for its loss, than any moved {stronger:,}."
     )
 
 
@@ -123,7 +122,7 @@ def asked(record: Record) -> str:
     if record.get("template") == "chat":
         found.append("asked in the chat template")
     if record.get("cut"):
-        found.append("cut there (STRIDE_QUERY_MAX_NEW_TOKENS=40 writes more)")
+        found.append("cut there: more by STRIDE_QUERY_MAX_NEW_TOKENS=40")
     return ", ".join(found)
 
 

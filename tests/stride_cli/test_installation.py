@@ -12,10 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INSTALLED_FROM = ("pyproject.toml", "README.md", "LICENSE", "stride_cli", "index_format")
-ROOMS = (
-    "operators.gate_kernels",
-    "operators.fit_kernels",
-)
+ROOMS = ("operators.gate_kernels", "operators.fit_kernels")
 # compiles kernels of recovery, and of the rooms that are named
 RUN = """
 import importlib, sys, numpy as np

@@ -20,11 +20,7 @@ def known() -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     errors = random.uniform(0.3, 3.0, N)  # as large as the chunk's gradient, and so is what it can do
     truth = errors * random.standard_t(3, N)
-    return {
-        "truth": truth,
-        "errors": errors,
-        "projected": truth + errors * random.standard_normal(N),
-    }
+    return {"truth": truth, "errors": errors, "projected": truth + errors * random.standard_normal(N)}
 
 
 def read(chunks: np.ndarray, influences: np.ndarray) -> Exact:

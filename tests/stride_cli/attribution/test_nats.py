@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stride_cli.attribution.nats import (
-    Nats,
-    choose_scale,
-    fit_ceiling,
-    fit_line,
-    scale_of,
-)
+from stride_cli.attribution.nats import Nats, choose_scale, fit_ceiling, fit_line, scale_of
 from stride_cli.attribution.scale import removed_parts, responses_of
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace

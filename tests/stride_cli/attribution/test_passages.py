@@ -15,8 +15,13 @@ from stride_cli.attribution.passages import (
     matching_spans,
     rarity,
     sentences,
+    template_opening,
     token_spans,
 )
+from stride_cli.corpus.documents import Document
+from stride_cli.corpus.forms import PLAIN, Form, render
+from stride_cli.demo.demo_model import MODEL
+from stride_cli.models.language.checkpoint import load_tokenizer
 
 
 class Pieces:
@@ -102,3 +107,20 @@ def test_a_passage_is_part_of_the_text_and_short(text: str, query: str, width: i
 def test_spans_mark_long_words_and_numbers_only() -> None:
     spans = matching_spans(TEXT, "the bastille in 1789")
     assert [TEXT[start:stop] for start, stop in spans] == ["Bastille", "1789"]
+
+
+SYSTEM = (
+    "{{ bos_token }}{% if messages[0]['role'] != 'system' %}<|user|>system: You help.<|end|>{% endif %}"
+    "{% for each in messages %}<|{{ each['role'] }}|>{{ each['content'] }}<|end|>{% endfor %}"
+)
+OWN = ({"role": "system", "content": "Hm"},)
+
+
+def test_what_a_template_puts_in_front_by_itself_is_found() -> None:
+    tokenizer, chat = load_tokenizer(str(MODEL)), Form(name="chat")
+    tokenizer.chat_template = SYSTEM
+    opening = template_opening(tokenizer, chat)
+    assert opening == "system: You help." and template_opening(tokenizer, PLAIN) == ""
+    for turns, left in (({"prompt": "A?", "response": "B."}, "A?B."), ({"messages": OWN}, "<|system|>Hm")):
+        ids = tokenizer.encode(render(Document("", **turns), chat, tokenizer)[0], add_special_tokens=False)
+        assert tokenizer.decode(ids, skip_special_tokens=True).removeprefix(opening) == left

@@ -25,10 +25,7 @@ from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
-from stride_cli.training.pretraining import (
-    TrainOptions,
-    train_model,
-)
+from stride_cli.training.pretraining import TrainOptions, train_model
 from tests.prepared import Prepared
 from tests.same_fit import contents
 

@@ -38,10 +38,7 @@ def test_overwrite_spares_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with (
-        RunDirectory(tmp_path / "m", {}, overwrite=False),
-        pytest.raises(IndexBusy, match="another process"),
-    ):
+    with RunDirectory(tmp_path / "m", {}, overwrite=False), pytest.raises(IndexBusy, match="another process"):
         RunDirectory(tmp_path / "m", {}, overwrite=False)
     with RunDirectory(tmp_path / "m", {}, overwrite=False) as run:
         assert run.resumes
