@@ -100,7 +100,8 @@ def html_table(answer: Mapping[str, Any]) -> str:
     """Write a ``stride.answer/1`` record as HTML: the verdict, then its tables; all text is escaped."""
     word, unit = answer.get("verdict"), answer.get("unit")
     parts = [f"<p><b>{word.capitalize()}</b>: {VERDICTS[word].meaning}.</p>"] if word in VERDICTS else []
-    parts.append(f"<p>{html_text(answer['prompt'])}<b>{html_text(answer['response'])}</b></p>")
+    said = f"<b>{html_text(answer['response'])}</b>{'…' * bool(answer.get('cut'))}"
+    parts.append(f"<p>{html_text(answer['prompt'])}{said}</p>")
     for heading, hits, quiet in sections(answer):
         rows = [_row("th", ["", heading, *([] if quiet else ["share", "influence"]), "passage"])]
         for hit in hits:

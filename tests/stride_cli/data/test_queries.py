@@ -56,6 +56,9 @@ def test_only_the_response_is_scored(model) -> None:
 def test_without_a_response_the_model_continues(model) -> None:
     query = build_query(model, "abc", max_new_tokens=3)
     assert query.generated and query.weights.sum() == 3 and list(query.ids[-3:]) == [7, 7, 7]
+    assert query.cut and not build_query(model, "abc", max_new_tokens=9).cut  # it ends after five tokens
+    model.tokenizer.decode = lambda ids, **_: "He said: “No.” "
+    assert not build_query(model, "abc", max_new_tokens=3).cut  # so does the sentence
 
 
 def test_a_span_scores_its_own_tokens(model) -> None:
