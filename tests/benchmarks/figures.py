@@ -262,33 +262,6 @@ METHODS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("TF-IDF", ("tfidf",)), ("BM25", ("bm25",)), ("MiniLM embeddings", ("embeddings",)),
     ("FeatSim", ("featsim",)), ("RDS", ("rds",)), ("DSIR", ("dsir",)), ("chance", ("chance",)),
 )  # fmt: skip
-REFINED: tuple[Column, ...] = (
-    ("WikiText", "wikitext", ""), ("… other articles", "wikitext", "other"),
-    ("Factbook", "factbook_refined", ""), ("… other sections", "factbook_refined", "other"),
-    ("instructions", "instructions_refined", ""),
-)  # fmt: skip
-_FIVE = (*SEEDS, _RUN[1])
-SHRUNK: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("stride, the Lasso's weights (`shrink=0`)", _spec("shrink=0", base=STRIDE[:1])),
-    ("stride, recovered alone (`--read 0`)", STRIDE[:1]),
-    ("stride, `--read 100`", _spec("refine=100", base=STRIDE[:1])),
-    ("stride, `--read 200`", _spec("refine=200", base=STRIDE[:1])),
-    ("stride, `--prior pairs`", _spec("prior=pairs", base=STRIDE[:1])),
-    ("stride, `--prior pairs --read 100`", _spec("prior=pairs,refine=100", base=STRIDE[:1])),
-    ("stride, `--prior pairs --read 200`", _spec("prior=pairs,refine=200", base=STRIDE[:1])),
-    ("stride, `--prior tfidf`", _spec("prior=tfidf", base=STRIDE[:1])),
-    ("stride without the space pair-logit", (
-        f"stride:{_SMALLER}", "stride:space=linear-matrix+logit+token-logit",
-    )),
-    ("direct readout", ("direct",)),
-    ("stride, five models (instructions: four checkpoints)", _spec(checkpoints=_FIVE, base=STRIDE[:1])),
-    ("… `--read 200`", _spec("refine=200", _FIVE, STRIDE[:1])),
-    ("… `--prior pairs`", _spec("prior=pairs", _FIVE, STRIDE[:1])),
-    ("… `--prior pairs --read 200`", _spec("prior=pairs,refine=200", _FIVE, STRIDE[:1])),
-    ("EK-FAC of all layers", ("ekfac:layers=all",)), ("… `shrink=true`", ("ekfac:layers=all,shrink=true",)),
-    ("shared pairs (`pairs`)", ("pairs",)), ("… `shrink=true`", ("pairs:shrink=true",)),
-    ("TF-IDF of words", ("tfidf",)), ("TF-IDF of tokens", ("tfidf:units=tokens",)),
-)  # fmt: skip
 TODAY: tuple[Column, ...] = (
     ("WikiText, trained from scratch", "wikitext_today", ""),
     ("… other articles", "wikitext_today", "other"),
@@ -296,7 +269,10 @@ TODAY: tuple[Column, ...] = (
     ("instructions, fine-tuned", "instructions_today", ""),
 )
 _SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_today", "")
-BRIEF: tuple[Column, ...] = (TODAY[0], TODAY[3], _SMOLLM2)
+BRIEF: tuple[Column, ...] = (  # on whose queries nothing was chosen
+    ("WikiText, trained from scratch", "wikitext_fresh", ""), TODAY[3],
+    ("SmolLM2-135M, fine-tuned", "instructions_135m_mixed", ""),
+)  # fmt: skip
 
 
 def _shrunk(spec: str) -> tuple[str, str]:
@@ -307,10 +283,10 @@ def _shrunk(spec: str) -> tuple[str, str]:
 _STORED = ("stride:stored=true", *STRIDE)
 FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("STRIDE", _STORED), ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
-    ("EK-FAC of all layers (SmolLM2: but the head)",
-     (*_shrunk("ekfac:layers=all"), "ekfac:layers=body,query_bytes=5000000000")),
-    ("LoGRA, rank 64 (SmolLM2: 8, its best)", ("logra:rank=8", *_shrunk("logra:rank=64"))),
+    ("EK-FAC of all layers", _shrunk("ekfac:layers=all")),
+    ("LoGRA, rank 64 (SmolLM2: 16)", ("logra:rank=16", *_shrunk("logra:rank=64"))),
     ("TF-IDF of tokens (SmolLM2: of words)", (*_shrunk("tfidf:units=tokens"), "tfidf")),
+    ("STRIDE by the paper's own recipe (SGD)", ("stride:recipe=paper",)),
 )  # fmt: skip
 TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stride", _STORED), ("stride, `--read 0`", ("stride:stored=true,read=0",)),
@@ -338,8 +314,9 @@ TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def methods_table(
     rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence[Column], more: dict[str, Any] | None = None
 ) -> str:
-    """LDS ± standard error of each method on each suite; in bold the best of a column, by its own truth."""
-    body: list[list[tuple[float, str, bool] | None]] = []
+    """LDS ± standard error of each method on each suite; in bold the best of a column, by its own truth, and
+    those whose own error reaches it."""
+    body: list[list[tuple[float, str, bool, float] | None]] = []
     for _, names in rows:
         body.append([cell(names, suite, group, more or {}) for _, suite, group in columns])
     best = [
@@ -350,7 +327,7 @@ def methods_table(
     for (label, _), row in zip(rows, body, strict=True):
         if any(row):
             cells = [
-                "" if each is None else f"**{each[1]}**" if each[0] == top and each[2] else each[1]
+                "" if each is None else f"**{each[1]}**" if each[2] and each[3] >= top else each[1]
                 for each, top in zip(row, best, strict=True)
             ]
             lines.append([label, *cells])
@@ -359,15 +336,16 @@ def methods_table(
 
 def cell(
     names: Sequence[str], suite: str, group: str, more: dict[str, Any]
-) -> tuple[float, str, bool] | None:
-    """The value, how it is shown, and whether it is of the column's own truth."""
+) -> tuple[float, str, bool, float] | None:
+    """The value, how it is shown, whether it is of the column's own truth, and how far its error reaches."""
     for where, mark in ((suite, ""), *more.get(suite, ())):
         for name in names:
             for found in pick(where, method=name):
                 mean = _at(found, group or "mean")
                 if mean is not None:
-                    error = "" if group else f" ± {figure(found['spearman']['se'])}"
-                    return mean, figure(mean) + error + mark, not mark
+                    within = 0.0 if group else found["spearman"]["se"]
+                    error = "" if group else f" ± {figure(within)}"
+                    return mean, figure(mean) + error + mark, not mark, mean + within
     return None
 
 
@@ -681,11 +659,14 @@ _MORE = {
     f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
     for suite, more in MORE.items()
 }
+_OTHER_HALVES = {
+    "suites/wikitext_fresh": (("suites/wikitext_earlier", " †"),),
+    "suites/instructions_today": (("suites/instructions", " †"),),
+}
 TABLES: dict[str, Callable[[], str]] = {
-    "five": lambda: methods_table(FIVE, suites(BRIEF)),
+    "five": lambda: methods_table(FIVE, suites(BRIEF), _OTHER_HALVES),
     "today": lambda: methods_table(TODAYS, suites(TODAY)),
     "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
-    "shrunk": lambda: methods_table(SHRUNK, suites(REFINED)),
     "suites": suite_facts,
     "parts": parts_table,
     "estimates": partial(estimates_table, "instructions"),
