@@ -8,10 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stride_cli import api
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.checkpoint import _load_weights, load_weights
@@ -291,3 +293,24 @@ def test_from_index_to_answer(adapter: Path, base: Path, corpus: str, tmp_path: 
     assert wrong.code == 3 and "was built for model" in wrong.err
     none = run_stride(f"query 'Ada' --index {index} --adapter {moved}")
     assert none.code == 2 and "is no adapter" in none.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, tied, kind, linear", [each for each in KINDS if not each[3]])
+def test_what_is_more_than_layers_of_blocks_is_attributed_too(
+    name: str, tied: bool, kind: dict[str, Any], linear: bool, make_model: Any, corpus: str, tokenizer: Any,
+    tmp_path: Path, capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    """Fused experts, a tied head: in the space of a model whose weights were all trained, which is said."""
+    network = make_model(name, tied=tied)
+    network.resize_token_embeddings(len(tokenizer))
+    for each in (network, tokenizer):
+        each.save_pretrained(tmp_path / "base")
+    save_adapter(tmp_path / "base", tmp_path / "adapter", **kind)
+    model = ModelSpec(str(tmp_path / "base"), str(tmp_path / "adapter"), device="cpu")
+    index = api.build([corpus], model=model, out=tmp_path / "run.stride")
+    api.train(index.path, api.ClosedOptions(rank=2), model=model)
+    assert "as if all weights had been trained" in capsys.readouterr().err
+    place, listed = api.WorkspacePath(index.path, model), api.QueryOptions(bottom=10)
+    answer = api.query(place, "Ada number 3 lives in", listed)
+    assert len(answer.supporters + answer.opposers) > 3 and np.isfinite(answer.solution.values).all()
