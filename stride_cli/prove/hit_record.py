@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from index_format.location import local_directory
 from stride_cli.errors import QueryError, StrideError, UsageError
 from stride_cli.output import note
 from stride_cli.prove.verify_hit import find_documents, verify_documents
+from stride_cli.schema.derivation import to_record
 from stride_cli.training.retraining import open_trainer, store_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace, WorkspacePath
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions, HitQuestion
-    from stride_cli.schema.verify_records import SeedMean, VerifyHitRecord
+    from stride_cli.schema.verify_records import VerifyHitRecord
 
 
 def verify_hit(
@@ -93,9 +93,9 @@ def verify_hit(
         "unit": unit,
         "verdict": found.verdict,
         "sentence": found.sentence(),
-        "difference": cast("SeedMean", asdict(found.difference)),
-        "attributed": cast("SeedMean", asdict(found.attributed)),
-        "by_chance": cast("SeedMean", asdict(found.by_chance)),
+        "difference": to_record(found.difference),
+        "attributed": to_record(found.attributed),
+        "by_chance": to_record(found.by_chance),
         "level": found.level,
         "look": found.look,
         "effect": found.effect,

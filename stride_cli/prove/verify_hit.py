@@ -17,6 +17,7 @@ from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.prove.options import HitOptions
 from stride_cli.randomness import stream
+from stride_cli.schema.verify_records import Interval
 from stride_cli.training.jobs import Job, job_key
 from stride_cli.training.retraining import count_missing, retrain, subset_seeds
 
@@ -33,16 +34,6 @@ _NEAR_SHARE = 50  # or one in so many of all
 _SLACK = 0.02  # of the tokens that random documents may have more or fewer
 _AMONG = 4  # where none is that near, one of so many is taken, so that chance still has a say
 _MOST_SEEDS = 1000
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its standard error and interval."""
-
-    mean: float
-    se: float
-    low: float
-    high: float
 
 
 def t_interval(values: np.ndarray, level: float = LEVEL) -> Interval:

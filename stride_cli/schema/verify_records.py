@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from stride_cli.schema.answer_records import GENERATED, PROMPT, TEMPLATE
+from stride_cli.schema.derivation import key
 
 
 class RemovedDocument(TypedDict):
@@ -13,13 +15,14 @@ class RemovedDocument(TypedDict):
     tokens: Annotated[int, "its tokens"]
 
 
-class SeedMean(TypedDict):
-    """A mean over seeds with its interval."""
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its standard error and interval."""
 
-    mean: Annotated[float, ""]
-    se: Annotated[float, "standard error; null with one seed"]
-    low: Annotated[float, "lower end of the interval"]
-    high: Annotated[float, "upper end of the interval"]
+    mean: float = key()
+    se: float = key("standard error; null with one seed")
+    low: float = key("lower end of the interval")
+    high: float = key("upper end of the interval")
 
 
 class RunRecord(TypedDict):
@@ -52,10 +55,10 @@ class VerifyHitRecord(TypedDict):
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']
     sentence: Annotated[str, "the verdict in words"]
     difference: Annotated[
-        SeedMean, {"mean": "loss without them − loss without random ones, nats per scored token"}
+        Interval, {"mean": "loss without them − loss without random ones, nats per scored token"}
     ]
-    attributed: Annotated[SeedMean, {"mean": "rise of the loss without them, nats per scored token"}]
-    by_chance: Annotated[SeedMean, {"mean": "rise of the loss without random documents"}]
+    attributed: Annotated[Interval, {"mean": "rise of the loss without them, nats per scored token"}]
+    by_chance: Annotated[Interval, {"mean": "rise of the loss without random documents"}]
     level: Annotated[float, "of the intervals: Student's t over seeds, each with random draws of its own"]
     look: NotRequired[Annotated[int, "which look at these documents: all looks hold together with 95 %"]]
     effect: Annotated[float, "smallest rise of the loss that would matter, nats per scored token"]

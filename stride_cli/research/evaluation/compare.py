@@ -10,7 +10,6 @@ import numpy as np
 
 from stride_cli.attribution.nats import fit_line
 from stride_cli.errors import UsageError
-from stride_cli.prove.verify_hit import Interval
 from stride_cli.research.evaluation import metrics
 from stride_cli.research.evaluation.distribution import FIELDS, Distribution
 from stride_cli.research.evaluation.options import RESPONSES
@@ -18,6 +17,7 @@ from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.research.evaluation.resampling import DRAWS, Draws, Estimate, Resampler
 from stride_cli.research.evaluation.scoring import Run, failure
 from stride_cli.research.training.truth import seeds_in_words
+from stride_cli.schema.verify_records import Interval
 
 if TYPE_CHECKING:
     from stride_cli.research.evaluation.records import (

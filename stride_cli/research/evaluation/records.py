@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
-    from stride_cli.prove.verify_hit import Interval
+    from stride_cli.schema.verify_records import Interval
 
 Number = float | None
 MethodSpec = Annotated[str, "the method with its options, as given"]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stride_cli.prove.verify_hit import LEVEL, Interval
+from stride_cli.prove.verify_hit import LEVEL
 from stride_cli.randomness import stream
 from stride_cli.research.evaluation.records import EstimateRecord, estimate_record
+from stride_cli.schema.verify_records import Interval
 
 DRAWS = 1000
 
