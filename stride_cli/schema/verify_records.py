@@ -54,9 +54,7 @@ class VerifyHitRecord(TypedDict):
     unit: NotRequired[Annotated[str, 'of influences: "nats" or "relative"']]
     verdict: Annotated[str, '"depended", "no_evidence" or "too_few_runs"']
     sentence: Annotated[str, "the verdict in words"]
-    difference: Annotated[
-        Interval, {"mean": "loss without them − loss without random ones, nats per scored token"}
-    ]
+    difference: Annotated[Interval, {"mean": "loss without them − without random ones, nats a scored token"}]
     attributed: Annotated[Interval, {"mean": "rise of the loss without them, nats per scored token"}]
     by_chance: Annotated[Interval, {"mean": "rise of the loss without random documents"}]
     level: Annotated[float, "of the intervals: Student's t over seeds, each with random draws of its own"]
