@@ -208,10 +208,7 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
         sentence = f"The operators have seen {seen} of the chunks; documents among the others may be missed."
         found.append((f"only {seen} of the corpus was seen", sentence))
     if recovered and subsets < _FEW_SUBSETS:
-        sentence = (
-            f"Only {subsets:,} subsets were measured: chunks are told apart roughly, and weak influences are "
-            "uncertain."
-        )
+        sentence = f"Only {subsets:,} subsets were measured: chunks are told apart roughly."
         found.append(("so few subsets tell weak influences apart poorly", sentence))
     return found
 
@@ -269,7 +266,7 @@ def fewer(record: Record) -> str:
 
 def _looked_at(record: Record) -> str:
     """Say as a clause which documents to look at."""
-    weighted, supporters = with_weight(record), _supporters(record)
+    weighted, supporters = with_weight(record), [hit for hit in _supporters(record) if not _below(hit)]
     some = bool(_weights(record))  # have a weight, whether they are listed or not
     if some and not record["hits"] and not record["opposers"]:
         return "conclude nothing yet, for no document is listed (--top says how many are)"
@@ -311,10 +308,11 @@ def _looked_at(record: Record) -> str:
             f"look at {_names(support)} together, for no one of these {len(support)} documents did it alone "
             f"({held})"
         )
-    following = [f"; the next, {hit['document']}, {_percent(hit['share'])}" for hit in supporters[1:2]]
+    rest = [hit for hit in supporters if hit is not first][:1]
+    following = "".join(f"; the next, {hit['document']}, {_percent(hit['share'])}" for hit in rest)
     return (
-        f"look at {first['document']}, which moved the model towards this response more than any other "
-        f"document ({held}{''.join(following)})"
+        f"look at {first['document']}, which by our estimate moved the model towards this response more than "
+        f"any other document ({held}{following})"
     )
 
 

@@ -313,10 +313,13 @@ function drawSaid(answer) {
 function chosenHits(answer) {
   // a document's influence on some words is the sum of these words' rows
   const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
+  const line = new Map(answer.record.hits.map(hit => [hit.document, hit.above_line]));
+  const judged = answer.record.judged && answer.record.judged.line !== null; // what is no hit is below
   const found = answer.tokens.documents.map((document, column) => {
     const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
     const passage = answer.tokens.passages[column], trained = answer.tokens.trained[column];
-    return { document, influence, passage, trained, sign: influence >= 0 ? "supports" : "opposes" };
+    const above_line = judged ? line.get(document) || false : null;
+    return { document, influence, passage, trained, above_line, sign: influence >= 0 ? "supports" : "opposes" };
   });
   const all = found.reduce((sum, hit) => sum + Math.abs(hit.influence), 0) || 1;
   found.forEach(hit => { hit.share = Math.abs(hit.influence) / all; });
@@ -347,7 +350,8 @@ function drawHits(answer) {
       + `gradients (${answer.tokens.chunks} chunks): those of all words add up to the influence on the whole.`));
   }
   const judged = looks[record.verdict] || looks[""]; // a verdict is on the whole response
-  const look = chosen && judged.named ? looks[""] : judged;
+  const look = chosen && judged.named
+    ? { ...looks[""], closest: "others, not above the line of the whole response" } : judged;
   for (const [heading, hits, quiet] of sections(look, supporters, opposers)) {
     const title = heading[0].toUpperCase() + heading.slice(1).replace(/this$/u, about);
     const list = make("ol", {}, ...hits.map(hit => drawHit(answer, hit, quiet ? 0 : largest)));

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stride_cli.attribution.frames import influence_text
 from stride_cli.serve.running import Server
 from tests import browser as pages
 from tests.browser import browser
@@ -171,17 +172,18 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     page.keyboard.type(PROMPT)
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit .passage.faint")
-    first = page.locator(".hit .passage").all_inner_texts()
+    first = page.locator(".hit .passage").all_text_contents()
     (waiting,) = held
     waiting.continue_()
     opened.wait()
     assert page.locator(".hit .passage.faint").count() == 0
-    found = page.request.post(
-        f"{server.address.url.partition('/?')[0]}/passages",
-        headers={"Authorization": f"Bearer {server.address.token}"},
-        data={"prompt": PROMPT},
-    ).json()
-    shown = page.locator(".hit .passage").all_inner_texts()
+    home, bearer = server.address.url.partition("/?")[0], {"Authorization": f"Bearer {server.address.token}"}
+    found = page.request.post(f"{home}/passages", headers=bearer, data={"prompt": PROMPT}).json()
+    record = page.request.post(f"{home}/query", headers=bearer, data={"prompt": PROMPT}).json()
+    hit, told = record["hits"][0], page.locator(".hit").first.inner_text()
+    assert hit["above_line"] and influence_text(hit, record["unit"]) in told  # as everywhere
+    assert page.locator(".bar").count() == sum(each["above_line"] for each in record["hits"])
+    shown = page.locator(".hit .passage").all_text_contents()
     assert shown == [each["passage"] for each in found["passages"]] and shown != first
     assert opened.complaints == []
     opened.close()
@@ -195,11 +197,11 @@ def test_documents_that_the_model_was_never_trained_on_are_marked(browser: Any, 
         page.focus("#prompt")
         opened.ask()
         marked = page.locator(".hit", has_text="the model was never trained on it").locator(".plain")
-        assert marked.all_inner_texts() == ["new"] and page.locator(".hit").count() > 9
+        assert marked.all_text_contents() == ["new"] and page.locator(".hit").count() > 9
         assert "never trained on 1 document of this index" in page.inner_text(".answer")
         page.locator(".token").first.press("Space")  # influences on one word
         assert "Documents that support “" in page.inner_text("h3 >> nth=0")
-        assert marked.all_inner_texts() == ["new"] and opened.complaints == []
+        assert marked.all_text_contents() == ["new"] and opened.complaints == []
         opened.close()
 
 

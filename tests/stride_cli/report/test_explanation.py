@@ -66,6 +66,10 @@ def test_documents_below_the_line_are_not_named_beside_those_above(record) -> No
     for hit, above in zip(answer["hits"], (True, True, False), strict=True):
         hit["above_line"] = above
     assert "d0 and d1 together" in explain(answer) and "d2" not in explain(answer)
+    answer = record([0.4, 0.05])
+    assert "d1" in explain(answer)
+    answer["hits"][1]["above_line"] = False
+    assert "d0" in explain(answer) and "d1" not in explain(answer)
 
 
 def test_where_all_chunks_were_read_measurements_moved_none_and_documents_count(record) -> None:
