@@ -31,7 +31,7 @@ class Hit:
     document: int  # numbered in the index
     name: str = key("the document's id", name="document", default="")
     influence: float = key(
-        "how much training on the document moves the response's loss, in the answer's unit, summed over its "
+        "estimate: how far training on it moves the response's loss, in the answer's unit, summed over its "
         "chunks; > 0 supports (lowers it), < 0 opposes"
     )
     share: float = key("|influence| / Σ|influence of every chunk|, 0 … 1")
