@@ -118,8 +118,10 @@ def _card(number: int, answer: ShownAnswer) -> str:
             f"<p>{html_text(explain(record))}</p>",
             f'<ul class="caveats">{listed}</ul>' if listed else "",
             _hits(answer),
+            "<details><summary>How it was measured</summary>",
             _plots(answer),
             _certificate(answer),
+            "</details>",
             "</div></details></article>",
         ]
     )
