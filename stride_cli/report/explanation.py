@@ -118,7 +118,8 @@ def asked(record: Record) -> str:
         if not any("label" in hit for hit in record["hits"]):
             found.append(_count(tokens, "scored token"))
         if (loss := record["loss"]) is not None:
-            found.append(f"probability {math.exp(-loss):.2g}{' a token' * (tokens != 1)}")
+            likely = "over 0.99" if loss < 0.01 else f"{math.exp(-loss):.2g}"
+            found.append(f"probability {likely}{' a token' * (tokens != 1)}")
     if record.get("template") == "chat":
         found.append("asked in the chat template")
     if record.get("cut"):

@@ -36,17 +36,9 @@ PASSAGE = (
 
 
 def hit(rank: float, influence: float, **changes) -> Hit:
-    values = {
-        "rank": rank,
-        "document": int(rank) if influence >= 0 else 9,
-        "influence": influence,
-        "share": abs(influence) / 2,
-        "sign": "supports" if influence >= 0 else "opposes",
-        "chunk": int(rank) if influence >= 0 else 9,
-        "backfilled": influence == 0,
-        "neighbours": 0,
-        "seen": True,
-    }
+    number, sign = (int(rank), "supports") if influence >= 0 else (9, "opposes")
+    values = {"rank": rank, "document": number, "influence": influence, "share": abs(influence) / 2}
+    values |= {"sign": sign, "chunk": number, "backfilled": influence == 0, "neighbours": 0, "seen": True}
     return Hit(**{**values, **changes})
 
 

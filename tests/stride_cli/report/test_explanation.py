@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stride_cli.attribution.frames import influence_text
-from stride_cli.report.explanation import caveats, explain, fewer, how_found
+from stride_cli.report.explanation import asked, caveats, explain, fewer, how_found
 
 
 @given(
@@ -37,6 +37,11 @@ def test_the_legend_speaks_of_what_happened(record) -> None:
     assert "; 40 chunks read from their own gradients, others estimated from" in some and "95% confid" in some
     every = how_found(record(read=400, chunks=400, estimated=True, recall=recall))
     assert every.endswith("; all 400 chunks read from their own gradients")
+
+
+def test_a_sure_response_is_not_said_to_be_certain(record) -> None:
+    assert "probability over 0.99 a token" in asked(record(loss=1e-4))
+    assert asked(record(loss=1e-4, cut=True)).endswith("MAX_NEW_TOKENS=40") and "cut" not in asked(record())
 
 
 def test_fewer_documents_than_asked_for_are_said(record) -> None:
