@@ -25,14 +25,8 @@ GEMMA3 = (
     "data/*.gguf.part*",
     (18, 640, 262_144),
 )
-FACTS = [
-    f"The capital of {land} is {city}."
-    for land, city in zip(
-        ["Torvia", "Belmar", "Quenda", "Ostrova", "Lindal", "Hasrik", "Merovia", "Tessaly"],
-        ["Sotra", "Anvil", "Perrin", "Dubra", "Kelso", "Umbar", "Fennick", "Rosgard"],
-        strict=True,
-    )
-]
+LANDS = {"Torvia": "Sotra", "Belmar": "Anvil", "Quenda": "Perrin", "Ostrova": "Dubra", "Lindal": "Kelso"}
+FACTS = [f"The capital of {land} is {city}." for land, city in LANDS.items()]
 
 
 def whole_file(packages: list[str], pattern: str, out: Path) -> Path:
@@ -80,7 +74,7 @@ def test_from_gguf_to_an_answer(model: tuple[list[str], str, tuple[int, int, int
     corpus, index = tmp_path / "corpus.jsonl", tmp_path / "run.stride"
     rows = (json.dumps({"id": str(row), "text": each}) for row, each in enumerate(FACTS))
     corpus.write_text("\n".join(rows) + "\n")
-    built = api.build([str(corpus)], model=path, out=index, options=api.BuildOptions(n_subsets=6, degree=2))
+    built = api.build([str(corpus)], model=path, out=index, options=api.BuildOptions(n_subsets=5, degree=2))
     assert [built.chunk_tokens(row).tolist() for row in range(built.n_chunks)] == said
     api.train(index, api.ClosedOptions(rank=2, space="residual-matrix+logit", project=64), model=lm)
     prompt, response = FACTS[0].rsplit(" ", 1)
