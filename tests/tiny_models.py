@@ -20,7 +20,7 @@ DECODERS = [
 EXPERTS = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "DeepseekV3", "Llama4"]
 
 
-def _tiny(**sizes: Any) -> dict[str, Any]:
+def tiny_sizes(**sizes: Any) -> dict[str, Any]:
     return dict(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -36,7 +36,7 @@ def _tiny(**sizes: Any) -> dict[str, Any]:
 
 def configurations() -> dict[str, Callable[[Any], Any]]:
     """Architecture name → tiny configuration, given the transformers module."""
-    gqa = _tiny(num_key_value_heads=2)
+    gqa = tiny_sizes(num_key_value_heads=2)
     gemma_types = ["sliding_attention", "full_attention", "sliding_attention"]
     return {
         "Llama": lambda tf: tf.LlamaConfig(**gqa),
@@ -47,7 +47,7 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
         "GPT2": lambda tf: tf.GPT2Config(
             vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1
         ),
-        "GPTNeoX": lambda tf: tf.GPTNeoXConfig(**_tiny()),
+        "GPTNeoX": lambda tf: tf.GPTNeoXConfig(**tiny_sizes()),
         "NanoChat": lambda tf: tf.NanoChatConfig(**gqa),
         # more: windows (masks of their own), scaled heads, a projection after the norm, tuples, experts
         "Mistral": lambda tf: tf.MistralConfig(**gqa, sliding_window=8),
@@ -69,8 +69,8 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
         ),
         "Granite": lambda tf: tf.GraniteConfig(**gqa, logits_scaling=3.0),
         "Cohere": lambda tf: tf.CohereConfig(**gqa, logit_scale=0.25, pad_token_id=None),
-        "OPT": lambda tf: tf.OPTConfig(**_tiny(ffn_dim=64, word_embed_proj_dim=16)),
-        "Falcon": lambda tf: tf.FalconConfig(**_tiny()),
+        "OPT": lambda tf: tf.OPTConfig(**tiny_sizes(ffn_dim=64, word_embed_proj_dim=16)),
+        "Falcon": lambda tf: tf.FalconConfig(**tiny_sizes()),
         "Mixtral": lambda tf: tf.MixtralConfig(**gqa, num_local_experts=3),
         "Qwen2Moe": lambda tf: tf.Qwen2MoeConfig(
             **gqa,
@@ -97,7 +97,7 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
             pad_token_id=None,
         ),
         "DeepseekV3": lambda tf: tf.DeepseekV3Config(
-            **_tiny(num_key_value_heads=4),
+            **tiny_sizes(num_key_value_heads=4),
             n_routed_experts=4,
             n_group=2,
             topk_group=1,
@@ -121,7 +121,7 @@ def long_rope_config(vocab: int, boundary: int) -> Any:
     """A tiny Phi-3 whose rotary angles are of another set in batches longer than the boundary."""
     import transformers
 
-    sizes = {**_tiny(num_key_value_heads=2), "vocab_size": vocab, "num_hidden_layers": 2}
+    sizes = {**tiny_sizes(num_key_value_heads=2), "vocab_size": vocab, "num_hidden_layers": 2}
     rotary = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": boundary}
     rotary |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]}
     return transformers.Phi3Config(

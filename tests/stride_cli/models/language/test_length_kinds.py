@@ -21,7 +21,7 @@ from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LinearMatrixSpace
 from stride_cli.operators.steered_model import SteeredModel
 from tests.tiny_chunks import MemoryIndex
-from tests.tiny_models import long_rope_config
+from tests.tiny_models import long_rope_config, tiny_sizes
 
 BOUNDARY = 24
 LENGTHS = [10, 14, 56, 59, 24, 25, 56]
@@ -32,16 +32,9 @@ def long_rope() -> Any:
 
 
 def dynamic_ntk() -> Any:
-    return transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=BOUNDARY,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
-    )
+    rotary = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    sizes = tiny_sizes(num_key_value_heads=2) | {"max_position_embeddings": BOUNDARY}
+    return transformers.LlamaConfig(**sizes, rope_parameters=rotary)
 
 
 def made(config: Any) -> Any:
