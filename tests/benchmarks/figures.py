@@ -671,8 +671,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "suites": suite_facts,
     "parts": parts_table,
     "estimates": partial(estimates_table, "instructions"),
-    "estimates_wikitext": partial(estimates_table, "wikitext"),
-    "estimates_smollm2": partial(estimates_table, "smollm2"),
     "found": found_table,
     "selection": selection_table,
     "sizes": sizes_table,
