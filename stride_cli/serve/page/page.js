@@ -389,7 +389,16 @@ function drawHit(answer, hit, largest) {
         : null),
     hit.influence && largest ? make("div", { className: `bar ${hit.sign}`,
       width: `${(100 * Math.abs(hit.influence) / largest).toFixed(1)}%` }) : null,
-    hit.passage ? make("p", { className: final ? "passage" : "passage faint" }, hit.passage) : null);
+    hit.passage ? make("p", { className: final ? "passage" : "passage faint" },
+      ...(largest ? withWords(hit.passage, answer.record) : [hit.passage])) : null);
+}
+
+function withWords(passage, record) {
+  // as `stride_cli.attribution.passages.matching_spans`
+  const words = `${record.prompt} ${record.response}`.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
+  const wanted = new Set(words.filter(word => word.length > 3 || /^\p{N}+$/u.test(word)));
+  return passage.split(/([\p{L}\p{N}_]+)/u)
+    .map(part => (wanted.has(part.toLowerCase()) ? make("mark", {}, part) : part));
 }
 
 /* ---- one document, whole ---- */
