@@ -26,7 +26,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 _LENGTH = 8
-# words of commands that start workers by default, or are told to
+# words of commands that start workers by default, or are told to; scripts may
 _WITH_WORKERS = {"--workers", "compare", "truth", "removal", "loo", "selection", "verify-hit", "tune"}
 # beside what `startup.preload` imports: what most commands import once they know what they are to do; no
 # kernels of ours, which ask the environment at once where they are kept
@@ -301,7 +301,7 @@ def _run(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores interrupts
     random.seed()
-    if _WITH_WORKERS & set(request["line"]):
+    if request["line"][0] != "stride" or _WITH_WORKERS & set(request["line"]):
         _stand_by()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))

@@ -119,13 +119,13 @@ def test_audit(workspace: Path, script: Runs, benchmark: Path, tmp_path: Path) -
 
 @pytest.fixture
 def soon_trained(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the workspace whose model is trained anew in a fifth of the steps."""
+    """A copy of the workspace whose model is trained anew in a tenth of the steps."""
     # where models are is remembered by their weights, and other tests' have the same
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     copy = own_copy(workspace, tmp_path / "soon")
     place = copy / "model/stride_recipe.json"
     recipe = json.loads(place.read_text(encoding="utf-8"))
-    recipe |= {"epochs": recipe["epochs"] / 5, "steps": recipe["steps"] // 5}
+    recipe |= {"epochs": recipe["epochs"] / 10, "steps": recipe["steps"] // 10}
     place.write_text(json.dumps(recipe), encoding="utf-8")
     return copy
 
@@ -187,7 +187,7 @@ def test_select(workspace: Path, script: Runs, documents: list[dict], tmp_path: 
         assert len((tmp_path / f"chosen/{name}.jsonl").read_text().splitlines()) == 4
 
 
-SMALL = {"WIDTH": "32", "VOCAB": "512", "EPOCHS": "1", "METHODS": "stride,tfidf,chance"}
+SMALL = {"WIDTH": "32", "VOCAB": "512", "EPOCHS": "1", "METHODS": "stride,tfidf,chance", "WORKERS": "1"}
 
 
 def test_the_pretraining_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path
         texts = {"prompt": " ".join(words[:6]), "response": " ".join(words[6:16])}
         pairs.append({"id": f"p{number}", **texts})
     write(tmp_path / "pairs.jsonl", pairs)
-    small = SMALL | {"LAYERS": "2", "EPOCHS": "18", "METHODS": "stride:stored=true,bm25", "WORKERS": "1"}
+    small = SMALL | {"LAYERS": "2", "EPOCHS": "18", "METHODS": "stride:stored=true,bm25", "EACH": "2"}
     small |= {"MAKE": "--facts 3 --doses 1 3 --pairs 80", "SCRATCH": "1", "DRAWS": "1", "LEFT": "3"}
     small |= {"REMOVED": "stride:stored=true,asked=token,add=support,bm25"}
     line = ("bash", f"{EXAMPLES}/suites/poison.sh", "pairs.jsonl", "work", "1")
