@@ -298,10 +298,8 @@ def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: 
 
 def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    names, things = (
-        ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"],
-        ["apples", "cookies", "pencils", "marbles"],
-    )
+    names = ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"]
+    things = ["apples", "cookies", "pencils", "marbles"]
     problems = [
         {
             "id": f"p{n}",
@@ -315,15 +313,8 @@ def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> No
         packed = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"data/{name}.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
     line = ("bash", f"{EXAMPLES}/suites/audit_matrix.sh", "data", "work")
-    small = {
-        "WIDTH": "32",
-        "VOCAB": "400",
-        "LAYERS": "2",
-        "EPOCHS": "1",
-        "BASE_EPOCHS": "1",
-        "TUNED_EPOCHS": "1",
-    }
-    small |= {"CORPORA": "pairs", "FORMS": "pairs", "CONTROLS": "absent"}
+    small = {"WIDTH": "32", "VOCAB": "400", "LAYERS": "2", "EPOCHS": "1", "BASE_EPOCHS": "1"}
+    small |= {"TUNED_EPOCHS": "1", "CORPORA": "pairs", "FORMS": "pairs", "CONTROLS": "absent"}
     small |= {"MAKE": "--learnt 1 --unseen 1 --alike 3 --absent 30 --others 10 --base 20 --copies 2"}
     done = script(*line, **small)
     rows = read(done.stdout)
@@ -389,15 +380,8 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
         pairs.append({"id": f"p{number}", "prompt": prompt, "response": " ".join(words[6:16])})
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     line = ("bash", f"{EXAMPLES}/suites/selection.sh", "pairs.jsonl", "work", "4", "2")
-    small = {
-        "PAIRS": "14",
-        "QUERIES": "2",
-        "EACH": "1",
-        "LEAST": "2",
-        "EPOCHS": "1",
-        "SELECTORS": "stride tfidf:ngrams=1",
-    }
-    small = SMALL | small
+    small = SMALL | {"PAIRS": "14", "QUERIES": "2", "EACH": "1", "LEAST": "2"}
+    small |= {"SELECTORS": "stride tfidf:ngrams=1"}
     done = script(*line, **small)
     table = read(done.stdout)
     assert {row["set"] for row in table if "set" in row} == {
