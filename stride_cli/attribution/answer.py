@@ -277,10 +277,14 @@ class Answer:
         return float(self.scale.rise(influence, self.solution.total, self.loss))
 
     def _hit(self, found: Hit) -> Hit:
+        influence = self.in_unit(found.influence)
+        low, high = (None, None) if self.scale is None else self.scale.interval(influence)
         return replace(
             found,
             name=self.document_ids[found.document],
-            influence=self.in_unit(found.influence),
+            influence=influence,
+            low=low,
+            high=high,
             above_line=None if self.line is None else found.influence > self.line,
             passage=self.passages.get(found.chunk, ""),
             label=self.labels.get(found.chunk),

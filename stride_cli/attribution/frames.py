@@ -119,6 +119,8 @@ def influence_text(hit: Mapping[str, Any], unit: str | None) -> str:
     if not (value := hit["influence"]):
         return "by correlation only" if hit.get("backfilled") else "–"
     shown = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+#.3g}".rstrip(".")
+    if unit == "nats" and hit.get("high") is not None:
+        return f"{shown} nats ({hit['low']:+.2g} … {hit['high']:+.2g})"
     return f"{shown} nats" if unit == "nats" else shown
 
 

@@ -7,8 +7,7 @@ Of a fine-tuned model,
 w are influences, whose size grows with the design; a makes them a forecast of what happens when documents
 are taken out. It is found by least squares through the origin over random tenths S of the documents and
 responses that are chunks of the corpus themselves, some of them in S: a response's own document is the one
-whose absence shows most. Influences are against the average chunk, whose own influence by the same readout
-has a twentieth of the effect that its size says (2,000 instructions): nothing is added for it.
+whose absence shows most.
 
 What a model learnt by heart from scratch it says without loss as long as enough is left that says it, and
 without that no better than chance: its loss stays, then rises, and ends at a ceiling c, whatever the
@@ -19,12 +18,18 @@ influences come to. What it depends on is the share f of all influence that is t
 which is half of c at f = h. Responses to fit it by are parts of chunks, of 4 to 16 tokens as answers have
 them: of whole chunks all that are taken out are at the ceiling, and what is on the way there is not seen.
 Where a model trained from scratch has learnt nothing by heart, the straight line fits better, and is kept.
+
+A forecast has an interval that holds nine in ten single rises. Each part is left out under a seed of its own,
+and forecast by a scale that is fitted on the others. What forecasts miss, by their size, makes intervals
+(cross-conformal prediction: Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015). They hold for
+responses like these, for parts of a tenth, and on average over seeds, as all pairs of a seed share its luck.
+For single documents, and for responses to prompts, they are extrapolated, as forecasts are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -32,6 +37,8 @@ import numpy as np
 from stride_cli.schema.derivation import key, told
 
 _SURE = 3.0  # standard errors that the slope is above zero, for influences to be told in nats
+_HELD = 0.9  # of single rises, by the interval of their forecast
+_FEWEST = 40  # rises that an end of an interval is found by, at least
 _HALVES = np.geomspace(0.02, 2.0, 200)  # shares that are tried for what half of the ceiling is reached at
 
 
@@ -48,33 +55,26 @@ class Nats:
         "add up and their nats do not"
     )
     def link(self) -> str:
-        return "linear" if self.additive else "ceiling"
+        return "ceiling" if self.slope is None else "linear"
 
     slope: float | None = key("nats per scored token for a relative influence of 1; null: not linear")
     ceiling: float | None = key("nats per scored token that a loss rises by at most; null: linear")
     half: float | None = key("share without which a loss rises by half of the ceiling; null: linear")
-    error: float = key(
-        "standard error of the slope, or of the ceiling, over responses; seeds of training are not in it"
-    )
+    error: float = key("standard error of the slope, or of the ceiling, over responses; not of a forecast")
     correlation: float = key("of predicted and measured rises of the loss")
     models: int = key("that were trained again, each without a tenth of the documents")
     pairs: int = key("rises of a response's loss that it was found by")
-
-    @property
-    def additive(self) -> bool:
-        """True where forecasts of documents add up to that of all of them."""
-        return self.slope is not None
-
-    @property
-    def _size(self) -> float:
-        found = self.ceiling if self.slope is None else self.slope
-        assert found is not None
-        return found
+    band: list[list[float]] | None = key(
+        "rows of a forecast and the ends of the interval that holds nine in ten single rises; between rows, "
+        "of (end − forecast) / (|forecast| + half the width of the narrowest); null: not known",
+        default=None,
+        optional=True,
+    )
 
     @property
     def sure(self) -> bool:
         """True where influences can be told in nats."""
-        return self._size > _SURE * self.error
+        return (self.slope or self.ceiling or 0.0) > _SURE * self.error
 
     def rise(self, influence: Any, total: Any, loss: Any) -> Any:
         """Forecast the rise of a response's loss without some chunks, nats per scored token.
@@ -88,31 +88,35 @@ class Nats:
         if self.slope is not None:
             return self.slope * influence
         share = np.divide(influence, total, where=np.asarray(total) > 0, out=np.zeros(np.shape(influence)))
-        found = np.maximum(self._size * _climb(share, self.half), -np.asarray(loss))
+        found = np.maximum((self.ceiling or 0.0) * _climb(share, self.half), -np.asarray(loss))
         return float(found) if np.ndim(found) == 0 else found
+
+    def interval(self, forecast: float) -> tuple[float, float] | tuple[None, None]:
+        """The ends that hold nine in ten single rises of such a forecast; None where they are not known."""
+        if self.band is None:
+            return None, None
+        at, *ends = np.array(self.band).T
+        least = (ends[1] - ends[0]).min() / 2
+        away = [np.interp(forecast, at, (end - at) / (np.abs(at) + least)) for end in ends]
+        low, high = (forecast + float(each) * (abs(forecast) + least) for each in away)
+        return low, high
 
 
 class CalibrationRecord(TypedDict):
     schema: Literal["stride.calibration/1"]
     index: Annotated[str, "path of the index"]
     nulls: Annotated[int, "unrelated prompts that were asked"]
-    median_loss: Annotated[
-        float, "the model's loss on its own responses to them, median, nats per scored token"
-    ]
+    median_loss: Annotated[float, "the model's median loss on its responses to them, nats per scored token"]
     scale: NotRequired[Annotated[Nats | None, "what influences are in nats; null: not measured"]]
     sure: NotRequired[Annotated[bool, "whether that is sure enough for answers to tell nats"]]
     seconds: Annotated[float, "seconds"]
 
 
 def scale_of(record: Mapping[str, Any]) -> Nats:
-    """Read a scale as its record has it; an older index has none of "link", "ceiling" and "half".
-
-    Raises
-    ------
-    KeyError, TypeError      it is none
-    """
-    shared = {name: record[name] for name in ("slope", "error", "correlation", "models", "pairs")}
-    return Nats(ceiling=record.get("ceiling"), half=record.get("half"), **shared)
+    """Read a scale as its record has it; an older index lacks keys. KeyError, TypeError: it is none."""
+    known: dict[str, Any] = {name: record.get(name) for name in ("ceiling", "half", "band")}
+    known |= {name: record[name] for name in ("slope", "error", "correlation", "models", "pairs")}
+    return Nats(**known)
 
 
 def _climb(share: Any, half: Any) -> Any:
@@ -121,53 +125,33 @@ def _climb(share: Any, half: Any) -> Any:
 
 
 def fit_line(predicted: np.ndarray, measured: np.ndarray) -> Nats:
-    """Fit a line by least squares through the origin; the error by leaving out one response at a time.
-
-    Parameters
-    ----------
-    predicted, measured : (models, Q) float64      Σ_{i ∈ S} w_i, and rises of the loss
-    """
-    products, squares = (predicted * measured).sum(axis=0), np.square(predicted).sum(axis=0)
-    if not squares.sum() > 0:
-        return Nats(0.0, None, None, np.inf, 0.0, len(predicted), predicted.size)
-    slope = float(products.sum() / squares.sum())
-    rest = np.maximum(squares.sum() - squares, np.finfo(float).tiny)
-    error, correlation = _jackknife((products.sum() - products) / rest), _correlation(predicted, measured)
+    """Fit a line through the origin to Σ_{i ∈ S} w_i and rises of the loss, (models, Q) float64 each."""
+    _, slope, error, correlation = _least_squares(predicted[None], measured)
     return Nats(slope, None, None, error, correlation, len(predicted), predicted.size)
 
 
 def fit_ceiling(shares: np.ndarray, measured: np.ndarray) -> Nats:
-    """Fit a climb by least squares; the error by leaving out one response at a time.
-
-    Parameters
-    ----------
-    shares, measured : (models, Q) float64      Σ_{i ∈ S} w_i / Σ_i |w_i|, and rises of the loss
-    """
-    climbs = _climb(shares[None], _HALVES[:, None, None])  # (H, models, Q)
-    products, squares = (climbs * measured).sum(axis=1), np.square(climbs).sum(axis=1)  # (H, Q)
-    if not shares.any():
-        return Nats(None, 0.0, float(_HALVES[-1]), np.inf, 0.0, len(shares), shares.size)
-    # with h given the best c is a quotient, and what it explains of the squares is products² / squares
-    whole, without = products.sum(axis=1), products.sum(axis=1)[:, None] - products
-    below, rest = squares.sum(axis=1), squares.sum(axis=1)[:, None] - squares
-    tiny = np.finfo(float).tiny
-    best = int(np.argmax(np.maximum(whole, 0.0) ** 2 / below))
-    each = np.argmax(np.maximum(without, 0.0) ** 2 / np.maximum(rest, tiny), axis=0)
-    one = np.arange(len(each))
-    ceilings = without[each, one] / np.maximum(rest[each, one], tiny)
-    ceiling, half = float(whole[best] / below[best]), float(_HALVES[best])
-    error, correlation = _jackknife(ceilings), _correlation(climbs[best], measured)
-    return Nats(None, ceiling, half, error, correlation, len(shares), shares.size)
+    """Fit a climb to Σ_{i ∈ S} w_i / Σ_i |w_i| and rises of the loss, (models, Q) float64 each."""
+    climbs = _climb(shares[None], _HALVES[:, None, None])
+    best, ceiling, error, correlation = _least_squares(climbs, measured)
+    return Nats(None, ceiling, float(_HALVES[best]), error, correlation, len(shares), shares.size)
 
 
-def _jackknife(without: np.ndarray) -> float:
-    """The standard error of what comes to this without each response."""
-    return float(np.sqrt((len(without) - 1) / len(without) * np.square(without - without.mean()).sum()))
-
-
-def _correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
-    constant = not predicted.std() * measured.std() > 0
-    return 0.0 if constant else float(np.corrcoef(predicted.ravel(), measured.ravel())[0, 1])
+def _least_squares(shapes: np.ndarray, measured: np.ndarray) -> tuple[int, float, float, float]:
+    """Find the best of some shapes of rises, (H, models, Q), the factor that fits it best, the standard error
+    of that by leaving out one response at a time, and the correlation."""
+    sums = np.stack([(shapes * measured).sum(axis=1), np.square(shapes).sum(axis=1)])  # (2, H, Q)
+    whole = sums.sum(axis=2, keepdims=True)
+    # of all responses, and of all but each: (H, 1 + Q)
+    products, squares = np.concatenate([whole, whole - sums], axis=2)
+    squares = np.maximum(squares, np.finfo(float).tiny)
+    # of each shape the best factor is a quotient, and what it explains of the squares is products² / squares
+    best = np.argmax(np.square(np.maximum(products, 0.0)) / squares, axis=0)
+    factor, *without = np.take_along_axis(products / squares, best[None], axis=0)[0]
+    error, shape = np.std(without) * np.sqrt(len(without) - 1), shapes[best[0]]
+    varied = shape.std() * measured.std() > 0
+    correlation = np.corrcoef(shape.ravel(), measured.ravel())[0, 1] if varied else 0.0
+    return int(best[0]), float(factor), float(error), float(correlation)
 
 
 def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, heart: bool) -> Nats:
@@ -179,11 +163,38 @@ def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, 
     totals : (Q,) float64                     Σ_i |w_i|
     heart : whether the model may have learnt by heart: there may be a ceiling
     """
-    linear = fit_line(sums, measured)
-    if not heart:
-        return linear
-    ceiling = fit_ceiling(sums / np.maximum(totals, np.finfo(float).tiny), measured)
+    found = _fit(sums, totals, measured, heart)
+    if len(sums) < 2:
+        return found
+    # each part and its seed is forecast by what the others tell
+    others = [np.delete(np.arange(len(sums)), part) for part in range(len(sums))]
+    scales = [_fit(sums[rest], totals, measured[rest], heart) for rest in others]
+    forecasts = [scale.rise(each, totals, np.inf) for scale, each in zip(scales, sums, strict=True)]
+    return replace(found, band=fit_band(np.ravel(forecasts), measured.ravel()))
+
+
+def fit_band(forecasts: np.ndarray, measured: np.ndarray) -> list[list[float]]:
+    """Find the intervals that hold nine in ten single rises, as `Nats.band` has them, from rises, (n,)
+    float64, and forecasts by scales that these had no part in."""
+    order, stop, count, rows = np.argsort(forecasts), len(forecasts), _FEWEST, []
+    missed, far = measured - forecasts, np.abs(forecasts)
+    # what is missed where next to nothing is forecast, and in proportion
+    sizes = far + np.quantile(np.abs(missed[far <= np.median(far)]), _HELD)
+    missed = missed / np.maximum(sizes, np.finfo(float).tiny)
+    # from the largest forecasts down, of which there are few: each group is twice as many as the one before
+    while stop:
+        start = stop - count if stop >= 2 * count else 0
+        part = order[start:stop]
+        few, middle = max(1, int((1 - _HELD) / 2 * (len(part) + 1))), int(part[len(part) // 2])
+        ends = 0.0, *np.sort(missed[part])[[few - 1, -few]]
+        rows.append([float(forecasts[middle] + end * sizes[middle]) for end in ends])
+        stop, count = start, 2 * count
+    return rows[::-1]
+
+
+def _fit(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, heart: bool) -> Nats:
+    scales = [fit_line(sums, measured)]
+    if heart:
+        scales.insert(0, fit_ceiling(sums / np.maximum(totals, np.finfo(float).tiny), measured))
     # both are least squares through the origin: the one that leaves less
-    return min(
-        (ceiling, linear), key=lambda scale: np.square(measured - scale.rise(sums, totals, np.inf)).sum()
-    )
+    return min(scales, key=lambda scale: np.square(measured - scale.rise(sums, totals, np.inf)).sum())

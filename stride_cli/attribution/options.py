@@ -211,8 +211,8 @@ class CalibrationOptions(Options):
     )
     retrain: int = option(
         0,
-        "Also train so many models again, each without a tenth of the documents, and one with all: from "
-        "then on influences are forecasts in nats. 3 do. [0]",
+        "Also train so many pairs of models again, with all documents and without a tenth: from then on "
+        "influences are forecasts in nats, with intervals. 3 do. [0]",
         low=0,
         high=5,
         example=3,

@@ -38,8 +38,9 @@ def calibrate(
         found = f"of {scale['models']} models trained without a tenth of the documents"
         found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:
-            error = scale["error"] / (scale["slope"] or scale["ceiling"] or 0.0)
-            note(f"influences are in nats now, ± {error:.0%}, by {scale['pairs']:,} losses {found}")
+            note(f"influences are in nats now, by {scale['pairs']:,} losses {found}")
+            for forecast, low, high in (scale["band"] or [])[-1:]:
+                note(f"nine in ten rises forecast as {forecast:.2g} nats are {low:.2g} to {high:.2g}")
         else:
             note(f"influences stay relative: they do not predict the losses {found}")
     note(

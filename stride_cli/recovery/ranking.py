@@ -34,6 +34,8 @@ class Hit:
         "estimate: how far training on it moves the response's loss, in the answer's unit, summed over its "
         "chunks; > 0 supports (lowers it), < 0 opposes"
     )
+    low: float | None = key("of nine in ten single retrainings, in nats", default=None, lacking=True)
+    high: float | None = key("likewise, the upper end", default=None, lacking=True)
     share: float = key("|influence| / Σ|influence of every chunk|, 0 … 1")
     above_line: bool | None = key(
         "whether it is above the line of `judged`; null without one", default=None, optional=True

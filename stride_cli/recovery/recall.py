@@ -38,18 +38,12 @@ def stated_recall(
                                     second, …
     n_chunks : n                   all there are
     """
+    from scipy.special import pdtr  # takes a tenth of a second to import
+
     top = min(TOP, n_chunks)
     if len(influences) >= n_chunks:
         return Recall(top, top, confidence)
     # the a-th strongest of them is one of the top where no more than top − a others are above it
     ranks = np.arange(1, min(top, len(above)) + 1)
-    held = _poisson(top - ranks, above[: len(ranks)]) >= confidence
+    held = pdtr(top - ranks, above[: len(ranks)]) >= confidence  # Poisson
     return Recall(top, int(ranks[held].max(initial=0)), confidence)
-
-
-def _poisson(most: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return the probability of a Poisson number of that mean to be so small, of each."""
-    from scipy.special import pdtr  # takes a tenth of a second to import
-
-    found: np.ndarray = pdtr(most, mean)
-    return found

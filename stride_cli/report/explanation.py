@@ -234,10 +234,9 @@ def how_found(record: Record) -> str:
     """Say where the numbers come from: of what happened in this answer alone."""
     read, chunks, measurement = record.get("read") or 0, record.get("chunks"), record["measurement"]
     if scale := record.get("scale"):
-        linear = scale.get("link", "linear") == "linear"
-        error = scale["error"] / scale["slope" if linear else "ceiling"]
-        alone = "" if linear else " alone (of several shares add up, nats do not)"
-        found = [f"nats: forecast rise of the loss without the document{alone}, a token, ± {error:.0%}"]
+        alone = " alone (of several shares add up, nats do not)" * (scale.get("link") == "ceiling")
+        held = ", in brackets nine in ten retrainings" * bool(scale.get("band"))
+        found = [f"nats: forecast rise of the loss without the document{alone}, a token{held}"]
     else:
         found = ["share of all influence, and influence: a number to compare within one answer"]
     if read and read == chunks:

@@ -54,7 +54,9 @@ function make(name, about = {}, ...inside) {
 const percent = share => (share >= 0.0995 || share === 0 ? `${Math.round(100 * share)}%`
   : `${Number((100 * share).toPrecision(2))}%`);
 const numbered = value => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
-const influence = (value, unit) => `${value > 0 ? "+" : ""}${numbered(value)}${unit === "nats" ? " nats" : ""}`;
+const signed = value => `${value > 0 ? "+" : ""}${numbered(value)}`;
+const influence = (value, unit, { low, high } = {}) => signed(value) + (unit === "nats" ? " nats" : "")
+  + (high === undefined ? "" : ` (${signed(low)} … ${signed(high)})`);
 
 function say(text) { $("status").textContent = text; }
 
@@ -223,7 +225,7 @@ function drawAnswer(answer, at) {
     make("p", { className: "faint" }, `${origin}${record.cut ? ", cut there" : ""}, ${tokens} scored token`
       + `${tokens === 1 ? "" : "s"}, loss `
       + `${record.loss.toFixed(3)} nats a token; influences are `
-      + (record.unit === "nats" ? "forecasts in nats a token." : "relative, without a unit.")
+      + (record.unit === "nats" ? `forecasts in nats a token${record.scale.band ? ", in brackets nine in ten retrainings" : ""}.` : "relative, without a unit.")
       + (record.cut ? " Started with STRIDE_QUERY_MAX_NEW_TOKENS=40, the server lets the model write more." : "")),
     answer.hits, answer.told,
     make("h3", {}, "Save"), actions, drawVerification(answer), drawCertificate(record));
@@ -383,7 +385,7 @@ function drawHit(answer, hit, largest) {
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
         hit.document),
       hit.influence && largest ? make("span", {}, `${percent(hit.share)} of all influence`) : null,
-      hit.influence && largest ? make("span", { className: "faint" }, influence(hit.influence, answer.record.unit)) : null,
+      hit.influence && largest ? make("span", { className: "faint" }, influence(hit.influence, answer.record.unit, hit)) : null,
       flags.length ? make("span", { className: "flag" }, flags.join("; ")) : null,
       shared ? make("span", { className: "faint" }, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`)
         : null),

@@ -114,8 +114,7 @@ def test_random_documents_are_others(lengths: list[int], count: int, seed: int) 
     chosen = np.random.default_rng(seed).permutation(len(sizes))[:count]
     found = matched_documents(sizes, chosen, np.random.default_rng(seed))
     assert len(np.unique(found)) == count and not np.isin(found, chosen).any()
-    again = matched_documents(sizes, chosen, np.random.default_rng(seed))
-    assert (found == again).all()
+    assert (found == matched_documents(sizes, chosen, np.random.default_rng(seed))).all()
 
 
 def test_random_documents_have_as_many_tokens() -> None:

@@ -27,11 +27,12 @@ def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numb
 
 
 def test_the_legend_speaks_of_what_happened(record) -> None:
-    straight = how_found(record(scale={"link": "linear", "slope": 2.0, "error": 0.5}))
-    assert straight.startswith("nats: forecast rise of the loss without the document, a token, ± 25%; ")
-    ceiling = {"link": "ceiling", "slope": None, "ceiling": 8.0, "half": 0.3, "error": 0.8}
-    bounded = how_found(record(scale=ceiling))  # what two documents come to is not their sum
-    assert "± 10%" in bounded and "without the document alone" in bounded and "nats do not" in bounded
+    straight = how_found(record(scale={"link": "linear", "band": [[1.0, 0.5, 1.5]]}))
+    assert straight.startswith(
+        "nats: forecast rise of the loss without the document, a token, in brackets nine"
+    )
+    bounded = how_found(record(scale={"link": "ceiling"}))  # what two documents come to is not their sum
+    assert "brackets" not in bounded and "without the document alone" in bounded and "nats do not" in bounded
     recall = {"top": 10, "at_least": 10, "confidence": 0.95}
     some = how_found(record(read=40, chunks=400, estimated=True, recall=recall))
     assert "; 40 chunks read from their own gradients, others estimated from" in some and "95% confid" in some
@@ -63,6 +64,8 @@ def test_fewer_documents_than_asked_for_are_said(record) -> None:
 def test_influences_have_three_digits_and_are_never_nought(value: float, text: str) -> None:
     assert influence_text({"influence": value}, "relative") == text
     assert influence_text({"influence": value}, "nats") == text + " nats" * bool(value)
+    known = influence_text({"influence": value, "low": -0.5, "high": 20.0}, "nats")
+    assert known == text + " nats (-0.5 … +20)" * bool(value)
 
 
 def test_documents_below_the_line_are_not_named_beside_those_above(record) -> None:
