@@ -84,13 +84,12 @@ class Look(NamedTuple):
 
 
 UNJUDGED = Look("dim", "", "", "")
-_GUESS = "no source found", False, "closest, and no source"
+_SURER = "the model is surer than after unrelated prompts"
+_NOT = "the model is no surer than after unrelated prompts"
 VERDICTS = {
-    "clear": Look("green", "#00795c", "#56d4a8", "the model knows this, and a document taught it"),
-    "weak": Look("yellow", "#955000", "#ffa657", "the model knows this", "no document stands out"),
-    "guessing": Look(
-        "red", "#a4342b", "#ff8f85", "the model is no surer than after unrelated prompts", *_GUESS
-    ),
+    "clear": Look("green", "#00795c", "#56d4a8", f"{_SURER}, and a document stands out"),
+    "weak": Look("yellow", "#955000", "#ffa657", _SURER, "no document stands out"),
+    "guessing": Look("red", "#a4342b", "#ff8f85", _NOT, "no source found", False, "closest, and no source"),
 }
 
 
