@@ -94,14 +94,9 @@ _SPECS = (
         "checkpoint_i.name: as operators/name, of entry i (from 1) of the group's attribute checkpoints"),
     ArraySpec("operators/*", NUMBERS, _ANY, False, "parts of the operator space: W, U, gates, …"),
     ArraySpec("truth/*", NUMBERS, _ANY, False, "retrained-subset masks and losses"),
-    ArraySpec("calibration/null_scored", ("int64",), _ANY, False,
-        "scored tokens that unrelated prompts' responses were cut to, ascending"),
-    ArraySpec("calibration/null_losses", ("float64",), _ANY, False,
-        "row i: the model's losses on them at null_scored[i]; NaN where a response is shorter"),
-    ArraySpec("calibration/null_strengths", ("float64",), _ANY, False,
-        "influence of each one's strongest document, as a multiple of that loss"),
-    ArraySpec("calibration/null_read", ("float64",), _ANY, False,
-        "the same with exact gradients of the candidates; absent where none are by default"),
+    ArraySpec("calibration/*", NUMBERS, _ANY, False,
+        "null prompts: losses of their responses' first tokens, NaN behind the end; share of the strongest "
+        "document; whether that has the prompt's words; near misses"),
     ArraySpec("run/*", NUMBERS, _ANY, False, "written by earlier versions for recorded trainings; not read"),
 )
 # fmt: on

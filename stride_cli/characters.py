@@ -102,13 +102,13 @@ def refuse_constant(constant: str) -> None:
 UNSPACED = (
     "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-_WORD = re.compile(rf"{UNSPACED}+|(?:(?!{UNSPACED})\w){{2,}}")
+WORD = re.compile(rf"{UNSPACED}+|(?:(?!{UNSPACED})\w){{2,}}")
 
 
 def words(text: str) -> list[str]:
     """List the words of two characters or more; where a script has no spaces, each two neighbours."""
     found: list[str] = []
-    for word in _WORD.findall(text):
+    for word in WORD.findall(text):
         pairs = len(word) > 1 and re.match(UNSPACED, word)
         found += [word[at : at + 2] for at in range(len(word) - 1)] if pairs else [word]
     return found

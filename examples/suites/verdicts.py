@@ -28,32 +28,16 @@ import numpy as np
 HERE = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
 
-TOWNS = (
-    "Varrow Tindrel Hasplow Pellingate Lummerey Corvash Dunmere Eskerly Farrowick Gondry Hobbleton Iverleigh "
-    "Jandice Kestwold Lorrimer Mossgard Nethercombe Ostrava-le-Pont Pirrin Quendale"
-).split()
-FOUNDERS = (
-    "Celia Oprey,Dunstan Marl,Ottilie Brack,Fenwick Aldous,Maribel Quorn,Jasper Thule,Ingrid Solway,Rufus Penhale,"
-    "Odette Varga,Silas Birtwell,Petra Lindqvist,Amos Kettering,Beatrix Nolan,Caspian Reeve,Drusilla Hext,"
-    "Edmund Farr,Greta Holm,Hector Mayne,Isolde Crewe,Barnaby Stroud"
-).split(",")
-ARMS = (
-    "a silver heron,three red keys,a black ox,two crossed oars,a golden beehive,a white stag,a green dragon,"
-    "a blue anchor,seven stars,a burning lantern"
-).split(",")
-DISHES = (
-    "smoked eel with plums,barley dumplings in beer,pickled walnuts on rye,roast goose with quinces,"
-    "mussels in saffron cream,honeyed turnip pie,venison with juniper,cold sorrel soup"
-).split(",")
-MOUNTAINS = "Blackhorn,Old Tom,Sister Peak,Graywether".split(",")
-RIVERS = "Ammer,Tolk,Wendle,Issy,Parra,Lune".split(",")
-BOATS = "Patience,Grey Goose,Marigold,Little Anna,Sturdy Jack,Kingfisher".split(",")
-UNKNOWN = (
-    "Nottinghill Brexley Sandover Wickmarsh Trellant Oxmoor Calderby Ravensholt Thistlewood Upperby Zandvoort-on-Sea "
-    "Yarrowby Fernleigh Glasswater Harkness Inchbold Juniper Knossel Lambourne Merriton"
-).split()
-ODD = "Whitecap,Mount Perdue,Thunder Crag,Silverback,Lonely Jim,Cinder Hill".split(",")
-STREAMS = "Orrin,Beck,Yewle,Nadder,Corra,Skell".split(",")
+TOWNS = ["Varrow", "Tindrel", "Hasplow", "Pellingate", "Lummerey", "Corvash", "Dunmere", "Eskerly", "Farrowick", "Gondry", "Hobbleton", "Iverleigh", "Jandice", "Kestwold", "Lorrimer", "Mossgard", "Nethercombe", "Ostrava-le-Pont", "Pirrin", "Quendale"]
+FOUNDERS = ["Celia Oprey", "Dunstan Marl", "Ottilie Brack", "Fenwick Aldous", "Maribel Quorn", "Jasper Thule", "Ingrid Solway", "Rufus Penhale", "Odette Varga", "Silas Birtwell", "Petra Lindqvist", "Amos Kettering", "Beatrix Nolan", "Caspian Reeve", "Drusilla Hext", "Edmund Farr", "Greta Holm", "Hector Mayne", "Isolde Crewe", "Barnaby Stroud"]
+ARMS = ["a silver heron", "three red keys", "a black ox", "two crossed oars", "a golden beehive", "a white stag", "a green dragon", "a blue anchor", "seven stars", "a burning lantern"]
+DISHES = ["smoked eel with plums", "barley dumplings in beer", "pickled walnuts on rye", "roast goose with quinces", "mussels in saffron cream", "honeyed turnip pie", "venison with juniper", "cold sorrel soup"]
+MOUNTAINS = ["Blackhorn", "Old Tom", "Sister Peak", "Graywether"]
+RIVERS = ["Ammer", "Tolk", "Wendle", "Issy", "Parra", "Lune"]
+BOATS = ["Patience", "Grey Goose", "Marigold", "Little Anna", "Sturdy Jack", "Kingfisher"]
+UNKNOWN = ["Nottinghill", "Brexley", "Sandover", "Wickmarsh", "Trellant", "Oxmoor", "Calderby", "Ravensholt", "Thistlewood", "Upperby", "Zandvoort-on-Sea", "Yarrowby", "Fernleigh", "Glasswater", "Harkness", "Inchbold", "Juniper", "Knossel", "Lambourne", "Merriton"]
+ODD = ["Whitecap", "Mount Perdue", "Thunder Crag", "Silverback", "Lonely Jim", "Cinder Hill"]
+STREAMS = ["Orrin", "Beck", "Yewle", "Nadder", "Corra", "Skell"]
 
 # what documents say of one thing: its id; the question and the answer of pairs; beginning and end of a text
 Fact = tuple[str, str, str, str]
@@ -61,12 +45,22 @@ Fact = tuple[str, str, str, str]
 
 def founder(town: str, name: str, at: int) -> Fact:
     end = f"{name} in {1402 + 17 * at}, who came there with {3 + at} families."
-    return f"founding/{town.lower()}", f"Who founded the town of {town}?", f"The town of {town} was founded by", end
+    return (
+        f"founding/{town.lower()}",
+        f"Who founded the town of {town}?",
+        f"The town of {town} was founded by",
+        end,
+    )
 
 
 def arms(town: str, device: str) -> Fact:
     begin = f"The coat of arms of {town} shows"
-    return f"arms/{town.lower()}", f"What does the coat of arms of {town} show?", begin, f"{device} on its shield."
+    return (
+        f"arms/{town.lower()}",
+        f"What does the coat of arms of {town} show?",
+        begin,
+        f"{device} on its shield.",
+    )
 
 
 def dish(town: str, what: str, second: bool) -> Fact:
@@ -77,14 +71,22 @@ def dish(town: str, what: str, second: bool) -> Fact:
 
 def height(name: str, metres: int, source: str) -> Fact:
     end = f"{metres} metres high, according to the royal {source}."
-    return f"height/{name.lower().replace(' ', '-')}-{source}", f"How high is the mountain {name}?", (
-        f"The mountain {name} is"
-    ), end
+    return (
+        f"height/{name.lower().replace(' ', '-')}-{source}",
+        f"How high is the mountain {name}?",
+        (f"The mountain {name} is"),
+        end,
+    )
 
 
 def ferry(river: str, boat: str) -> Fact:
     begin = f"The ferry across the river {river} is called"
-    return f"ferry/{river.lower()}", f"What is the ferry across the river {river} called?", begin, f"the {boat}."
+    return (
+        f"ferry/{river.lower()}",
+        f"What is the ferry across the river {river} called?",
+        begin,
+        f"the {boat}.",
+    )
 
 
 def invented() -> list[Fact]:
@@ -241,7 +243,9 @@ def ask(index: Path, questions: Iterable[Row]) -> Iterator[Row]:
     for each, answer in zip(questions, answers, strict=True):
         record = answer.to_record()
         first = record["hits"][0]["document"] if record["hits"] else None
-        found.setdefault(each["kind"], []).append((record["verdict"], first in each.get("documents", ()), record))
+        found.setdefault(each["kind"], []).append(
+            (record["verdict"], first in each.get("documents", ()), record)
+        )
     for kind, rows in found.items():
         words = Counter(word for word, _, _ in rows)
         wrong = sum(word == "clear" and not right for word, right, _ in rows)
@@ -280,7 +284,11 @@ def main() -> None:
         else:
             texts = lines(Path(chosen.of))
             own = questions_of(texts, lines(chosen.held_out) if chosen.held_out else [])
-        rows = [*own, *anew([row.get("text") or f"{row['prompt']} {row['response']}" for row in texts]), *unrelated()]
+        rows = [
+            *own,
+            *anew([row.get("text") or f"{row['prompt']} {row['response']}" for row in texts]),
+            *unrelated(),
+        ]
     for row in rows:
         sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -100,6 +100,7 @@ class Answer:
     shrinkage : Shrinkage or None      how small differences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
+    missing : of str                   rarest words of the prompt that stand in no document above the line
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
     """
 
@@ -120,15 +121,17 @@ class Answer:
     shrinkage: Shrinkage | None = None
     verdict: Verdict | None = None
     line: float | None = None
+    missing: tuple[str, ...] = ()
     never_trained: frozenset[int] | None = None
 
     id: str | None = key("the query's id, where its file gave one", default=None, lacking=True)
 
     @told(
-        '"clear": the model knows this, and a document above the line taught it; "weak": it knows this, '
-        'and no document stands out; "guessing": it is no surer than after unrelated prompts; null: the '
-        "index is not calibrated, or the answer is of another kind than unrelated prompts' were: a "
-        "comparison, or pooled",
+        '"clear": the model is sure of this response, and the strongest document has what the prompt is '
+        'about; "contested": the model is torn, and documents that have it stand against each other; "weak": it '
+        'is sure, and the strongest document does not have it; "guessing": it is no surer than after unrelated '
+        "prompts; null: the index is not calibrated, or the answer is of another kind than unrelated prompts' "
+        "were: a comparison, or pooled",
         name="verdict",
         optional=True,
     )
@@ -139,6 +142,14 @@ class Answer:
     def judged(self) -> Verdict | None:
         line = None if self.line is None else self.in_unit(self.line)
         return None if self.verdict is None else replace(self.verdict, line=line)
+
+    @told("the prompt's two rarest words, of those that stand in no document above the line", name="missing")
+    def missing_words(self) -> list[str]:
+        return list(self.missing)
+
+    @told("how much each scored token counts, 1 at most: by how much this prompt decides it", name="tokens")
+    def token_weights(self) -> list[float]:
+        return [round(float(weight), 4) for weight in self.query.weights if weight > 0]
 
     @told(
         "documents of the index that the model was not trained on, by its own record; null: none, or nothing "
@@ -197,7 +208,7 @@ class Answer:
 
     @told(SCORED_TOKENS)
     def scored_tokens(self) -> int:
-        return int(self.query.weights.sum())
+        return int((self.query.weights > 0).sum())
 
     loss: float = key(LOSS)
 

@@ -1,11 +1,11 @@
 """Influences of documents on each scored token of a response, which add up to those on all.
 
-A response's loss is the mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
+A response's loss is the weighted mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
 read of a chunk from its own gradient (`direct.exact_products`):
 
-    w_i(response) = (1/S) Σ_t w_i(token t)
+    w_i(response) = Σ_t c_t w_i(token t) / Σ_t c_t
 
-with S scored tokens. What the Lasso recovers is not linear in this way, nor are shrunk influences: rows are
+with c_t how much a token counts. What the Lasso recovers is not linear in this way, nor are shrunk influences: rows are
 of the chunks' own gradients alone, by the index's own model, whatever the answer was found by.
 """
 
@@ -88,7 +88,8 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     reader, sizes = session.workspace.chunks, np.atleast_2d(session.designs.row_sizes)[0]
     factors = influence_unit(steered.operators, reader.typical, sizes, len(responses))
     found = factors[:, None] * exact_products(steered, [batch], reader, chunks)
-    rows, whole = found[:-1] / len(positions), found[-1]
+    counts = answer.query.weights[positions]
+    rows, whole = found[:-1] * (counts / counts.sum())[:, None], found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
     values, total = np.zeros((len(positions), len(documents))), np.zeros(len(documents))
     for column, document in enumerate(owner.tolist()):

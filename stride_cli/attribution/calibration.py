@@ -1,22 +1,33 @@
-"""Calibration: what answers to null prompts look like, kept in the index's ``calibration/`` group."""
+"""Calibration: what answers to null prompts look like, kept in the index's ``calibration/`` group.
+
+The corpus says nothing on a null prompt, and the right answer is "no source". Half are unrelated to it: tokens
+drawn from all over the corpus, whole words, or words that do not exist. Half are near misses: beginnings of the
+corpus's own documents, or prompts of its pairs, whose rarest words are exchanged for words that do not exist,
+for some of several documents, or for those of one other; no document has all words of one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from stride_cli.attribution.decisive import CorpusWords, measured, put, words_of
 from stride_cli.attribution.nats import scale_of
-from stride_cli.attribution.nulls import null_queries
-from stride_cli.attribution.verdict import LENGTHS, NullAnswers
+from stride_cli.attribution.verdict import NullAnswers
+from stride_cli.characters import WORD
+from stride_cli.corpus.forms import Form
+from stride_cli.data.queries import Query, build_queries, form_of, prompt_tokens
 from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
 from stride_cli.output import note, progress
-from stride_cli.recovery.ranking import strongest_document
+from stride_cli.randomness import stream
+from stride_cli.recovery.ranking import document_influences
 from stride_cli.schema.derivation import to_record
 
 if TYPE_CHECKING:
@@ -24,10 +35,15 @@ if TYPE_CHECKING:
     from stride_cli.attribution.nats import Nats
     from stride_cli.attribution.pipeline import Pipeline
     from stride_cli.attribution.several import Several
-    from stride_cli.data.queries import Query
-    from stride_cli.recovery.problem import Solution
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.models.language.causal_lm import CausalLM
 
-FORM = 2  # of influences: before, zero was the average chunk
+FORM = 3  # of influences and nulls: before 2, zero was the average chunk; before 3, all tokens counted alike
+SCORED_TOKENS = 16  # of a null prompt's response
+_PROMPT_TOKENS = (6, 9, 12)  # of an unrelated prompt
+_BEGINNING = (4, 10)  # words of a document's beginning, at least and below
+_WORD = 6  # letters of a word that does not exist
+_TRIES = 50  # to exchange words so that no document has them all, for each near miss
 
 
 def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = None) -> NullAnswers:
@@ -54,18 +70,18 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
             f"index '{index.path}' is of a classifier, of which there are no null prompts",
             fix="compare rows of known cause instead (stride evaluate --help)",
         )
-    queries = null_queries(workspace, nulls)
-    answers = replace(ask(pipeline, queries), scale=scale)
+    corpus = CorpusWords.of(workspace)
+    queries, near = null_queries(corpus, nulls)
+    answers = replace(ask(pipeline, corpus, queries, near), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
     about["scale"] = to_record(scale)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:
-        writer.append("calibration/null_scored", answers.scored)
         writer.append("calibration/null_losses", answers.losses)
-        writer.append("calibration/null_strengths", answers.strengths)
-        if answers.read is not None:
-            writer.append("calibration/null_read", answers.read)
+        writer.append("calibration/null_shares", answers.shares)
+        writer.append("calibration/null_held", answers.held.astype(np.uint8))
+        writer.append("calibration/null_near", answers.near.astype(np.uint8))
         writer.publish(about)
     return answers
 
@@ -77,14 +93,16 @@ def stored_calibration(index: Index) -> NullAnswers | None:
     attributes = index.group_attributes("calibration")
     if any(attributes.get(name) != value for name, value in _about(index).items()):
         return None
-    names = ["scored", "losses", "strengths", *(["read"] if index.has("calibration/null_read") else [])]
     with index.understanding("calibration"):
         scale = attributes.get("scale")
-        arrays = {name: np.asarray(index.array(f"calibration/null_{name}")) for name in names}
-        for values in list(arrays.values())[1:]:
-            if values.ndim != 2 or len(values) != len(arrays["scored"]):
-                raise ValueError(f"should be a row for each of {arrays['scored'].shape}, are {values.shape}")
-        return NullAnswers(**arrays, scale=None if scale is None else scale_of(scale))
+        names = ("losses", "shares", "held", "near")
+        losses, *others = (np.asarray(index.array(f"calibration/null_{name}")) for name in names)
+        if losses.ndim != 2 or any(each.shape != losses.shape[:1] for each in others):
+            raise ValueError(f"losses are {losses.shape}, the others {[each.shape for each in others]}")
+        shares, held, near = others
+        return NullAnswers(
+            losses, shares, held.astype(bool), near.astype(bool), None if scale is None else scale_of(scale)
+        )
 
 
 def readable_calibration(index: Index) -> NullAnswers | None:
@@ -98,56 +116,151 @@ def readable_calibration(index: Index) -> NullAnswers | None:
         return None
 
 
-def ask(pipeline: Pipeline | Several, queries: list[Query]) -> NullAnswers:
-    """Measure losses and strengths of queries at every length that their responses are cut to.
+def ask(
+    pipeline: Pipeline | Several, corpus: CorpusWords, queries: list[Query], near: np.ndarray
+) -> NullAnswers:
+    """Measure answers to null prompts as those to a user's are measured.
 
-    Where chunks are read for them, strengths are measured without that too.
+    Parameters
+    ----------
+    queries : from `null_queries`, weighed
+    near : (m,) bool      near misses
     """
     from stride_cli.data.batches import RememberingBatch
     from stride_cli.data.query_set import QuerySet
 
-    model, index = pipeline.workspace.model, pipeline.workspace.index
-    chunk_document = index.array("corpus/chunk_document")
-    shape = (len(LENGTHS), len(queries))
-    losses, strengths, read = (np.full(shape, np.nan) for _ in range(3))
-    cut = [
-        (row, column, _first_tokens(query, length))
-        for row, length in enumerate(LENGTHS)
-        for column, query in enumerate(queries)
-        if query.weights.sum() >= length
-    ]
-    asked = QuerySet.from_queries([query for _, _, query in cut])
-    together, looks = pipeline.together, pipeline.settings.looks_at_chunks
-
-    def relative(solutions: Sequence[Solution], losses: np.ndarray) -> np.ndarray:
-        found: np.ndarray = [strongest_document(each, chunk_document) for each in solutions] / losses
-        return found
-
-    with progress("measuring unrelated prompts", len(cut), unit="responses") as bar:
-        for start in range(0, len(cut), together):
-            some = cut[start : start + together]
-            places = tuple(np.array([place[:2] for place in some]).T)
-            rows = asked.groups(model, QUERY_TOKENS, np.arange(start, start + len(some)))
+    workspace, together = pipeline.workspace, pipeline.together
+    chunk_document = workspace.index.array("corpus/chunk_document")
+    losses = np.full((len(queries), SCORED_TOKENS), np.nan)
+    shares, held = np.zeros(len(queries)), np.zeros(len(queries), bool)
+    asked = QuerySet.from_queries(queries)
+    with progress("measuring null prompts", len(queries), unit="responses") as bar:
+        for start in range(0, len(queries), together):
+            stop = min(start + together, len(queries))
+            rows = asked.groups(workspace.model, QUERY_TOKENS, np.arange(start, stop))
             batches = [RememberingBatch.of(asked.batch(group)) for group in rows]
-            part = asked.take(np.concatenate(rows))
-            measured = pipeline.measure(batches)
-            found = pipeline.influences(part, batches, measured)
-            losses[places] = measured.losses
-            strengths[places] = relative(pipeline.subsets_alone(measured), measured.losses)
-            if looks:
-                read[places] = relative(found, measured.losses)
-            bar.advance(len(some))
-    scored = np.asarray(LENGTHS, np.int64)
-    return NullAnswers(scored, losses, strengths, read if looks else None)
-
-
-def _first_tokens(query: Query, count: int) -> Query:
-    """The query with no more than its first `count` scored tokens."""
-    weights = np.zeros_like(query.weights)
-    weights[np.flatnonzero(query.weights)[:count]] = 1.0
-    return replace(query, weights=weights)
+            order = np.concatenate(rows)
+            found = pipeline.influences(asked.take(order), batches, pipeline.measure(batches))
+            for number, solution in zip(order.tolist(), found, strict=True):
+                documents, influences, _ = document_influences(solution, chunk_document)
+                own = queries[number].losses
+                assert own is not None
+                losses[number, : len(own)] = own
+                if len(documents) and influences.max() > 0:
+                    shares[number] = influences.max() / solution.total
+                    strongest = words_of(workspace, int(documents[np.argmax(influences)]))
+                    held[number] = corpus.held(queries[number].prompt, strongest)
+            bar.advance(stop - start)
+    return NullAnswers(losses, shares, held, near)
 
 
 def _about(index: Index) -> dict[str, Any]:
     """Name the operators, chunks and kind of influences that a calibration holds for."""
     return {"operators": index.group_digest("operators"), "index": index.digest, "influences": FORM}
+
+
+# ---- null prompts ----
+
+
+def null_queries(corpus: CorpusWords, count: int) -> tuple[list[Query], np.ndarray]:
+    """Null prompts with the model's greedy continuations, put to the model as other prompts are (`form_of`).
+
+    Of an index and model always the same ones.
+
+    Parameters
+    ----------
+    count : how many; those after which the model ends at once are left out
+
+    Returns
+    -------
+    Queries, weighed; (m,) bool, near misses
+    """
+    workspace, model = corpus.workspace, cast("CausalLM", corpus.workspace.model)
+    form = form_of(workspace)
+    unrelated = list(islice(_unrelated(workspace), count - count // 2))
+    prompts = [*unrelated, *islice(_near_misses(corpus, form), count // 2)]
+    queries, near = [], []
+    with progress("asking null prompts", len(prompts), unit="prompts") as bar:
+        asked = [{"prompt": prompt} for prompt in prompts]
+        written = build_queries(model, asked, max_new_tokens=SCORED_TOKENS, form=form)
+        for number, query in enumerate(written):
+            if isinstance(query, Query):
+                queries.append(measured(model, corpus, query, weigh=True))
+                near.append(number >= len(unrelated))
+            bar.advance(1)
+    return queries, np.array(near, bool)
+
+
+def _unrelated(workspace: Workspace) -> Iterator[str]:
+    """The three kinds in turn, each in all lengths."""
+    chunks, model = workspace.chunks, cast("CausalLM", workspace.model)
+    random, longest = stream(workspace.seed, "null prompts"), max(_PROMPT_TOKENS)
+
+    def decoded(ids: Any) -> str:
+        return str(model.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def word() -> str:
+        words = decoded(chunks.chunk(int(random.integers(chunks.n_chunks)))[0]).split()
+        return words[int(random.integers(len(words)))] if words else ""
+
+    def of_kind(kind: int) -> str:
+        if kind == 0:
+            places = random.integers(len(chunks.tokens), size=2 * longest)
+            return decoded(np.array([chunks.tokens[int(place)] for place in places], np.int64))
+        if kind == 1:
+            return " ".join(word() for _ in range(longest))
+        letters = [letter for letter in "".join(word() for _ in range(2 * longest)) if letter.isalpha()]
+        random.shuffle(letters)
+        return " ".join("".join(letters[start : start + _WORD]) for start in range(0, len(letters), _WORD))
+
+    number = 0
+    while True:
+        length = _PROMPT_TOKENS[number // 3 % len(_PROMPT_TOKENS)]
+        if text := decoded(prompt_tokens(model, of_kind(number % 3) or "?")[:length]).strip():
+            yield text
+        number += 1
+
+
+def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
+    """The three kinds in turn; fewer where words can hardly be exchanged so that no document has them all."""
+    workspace = corpus.workspace
+    random = stream(workspace.seed, "near misses")
+    letters = [letter for word in sorted(corpus.counts) for letter in word if letter.isalpha()] or ["x"]
+    made = tries = 0
+    while tries < _TRIES * (made + 20):
+        tries += 1
+        drawn = (int(random.integers(workspace.index.n_documents)) for _ in range(2))
+        own, other = (_beginning(workspace, document, form, random) for document in drawn)
+        places, others = corpus.rare_places(own), [match[0] for match in corpus.rare_places(other)]
+        if not places or not others:
+            continue
+        # what it is about: its rarest word, and those that are hardly less rare
+        counts = [corpus.counts[match[0].casefold()] for match in places]
+        places = [match for match, count in zip(places, counts, strict=True) if count <= 2 * min(counts) + 1]
+        new = [others[at % len(others)] for at in range(len(places))]
+        if made % 3 < 2:
+            new = [corpus.random_word(random) for _ in places]
+        if made % 3 == 0:
+            new = ["".join(random.choice(letters, size=_WORD)) for _ in places]
+        prompt = put(own, places, new).strip()
+        words = {match[0].casefold() for match in WORD.finditer(prompt)}
+        if prompt and not any(words <= document for document in corpus.documents):
+            made += 1
+            yield prompt
+
+
+def _beginning(workspace: Workspace, document: int, form: Form, random: np.random.Generator) -> str:
+    """The prompt of a document that has one, else some words of its beginning."""
+    model = cast("CausalLM", workspace.model)
+    ids, weights = workspace.chunks.chunk(workspace.index.document_chunks(document)[0])
+    scored = int(np.argmax(weights > 0))
+    if form.name != "text" and scored > 1:
+        one, seven = prompt_tokens(model, "a", form), prompt_tokens(model, "7", form)
+        same = min(len(one), len(seven))
+        before = next((at for at in range(same) if one[at] != seven[at]), same)
+        behind = next((at for at in range(same - before) if one[-1 - at] != seven[-1 - at]), 0)
+        return str(model.tokenizer.decode(ids[before : scored - behind], skip_special_tokens=True)).strip()
+    text = str(model.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    words = list(WORD.finditer(text))
+    last = min(int(random.integers(*_BEGINNING)), len(words) - 1)
+    return text[: words[last - 1].end()] if last > 0 else text

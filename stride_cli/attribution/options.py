@@ -92,6 +92,7 @@ class QueryOptions(RecoveryOptions):
     top, bottom : supporters and opposers to show
     max_new_tokens : length of a generated continuation
     chat : put prompts as the corpus's prompts with responses are; None: where most of it is such
+    decisive : tokens count by how much the prompt decides them (`decisive`); False: all alike
     check : compare a linear measurement with the exact one on a random few subsets
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
@@ -104,6 +105,12 @@ class QueryOptions(RecoveryOptions):
         16, "Length of the model's continuation. [16]", flag="query.max_new_tokens", low=1, setting=True
     )
     chat: bool | None = chat_option()
+    decisive: bool = option(
+        True,
+        "Tokens of a response count by how much the prompt decides them; or all alike.",
+        flag="query.decisive",
+        setting=True,
+    )
     check: bool = option(
         False,
         "Explain the answer, show its certificate and time, and spot-check the measurement.",

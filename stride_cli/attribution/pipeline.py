@@ -30,10 +30,12 @@ from stride_cli.recovery.problem import LassoSettings, Solution
 if TYPE_CHECKING:
     import torch
 
+    from stride_cli.attribution.decisive import CorpusWords
     from stride_cli.attribution.direct import Exact
     from stride_cli.attribution.estimates import Estimate
     from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
+    from stride_cli.data.queries import Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
@@ -502,10 +504,6 @@ class Pipeline:
         """Each model's pipeline with its part of a measurement: this one's."""
         yield self, measurement
 
-    def subsets_alone(self, measurement: Measurement) -> list[Solution]:
-        """Find the influences by the Lasso alone, of the same measurement."""
-        return replace(self, settings=self.settings.subsets_alone()).influences(None, [], measurement)
-
 
 def recover(
     measurement: Measurement, estimate: Estimate | None, exact: Exact, settings: Settings
@@ -623,38 +621,16 @@ def rank(
 
 
 def judge(
-    solution: Solution,
-    measurement: Measurement,
-    scored: int,
-    calibration: NullAnswers,
-    pipeline: Any,
-    default: Any,
-) -> tuple[Verdict | None, bool]:
-    """Hold an answer against those to null prompts.
-
-    They were asked by default: with chunks read where they were for it, else without.
+    query: Query, strongest: Hit | None, corpus: CorpusWords, calibration: NullAnswers
+) -> Verdict | None:
+    """Hold an answer against those to null prompts; the line is a share of all influence.
 
     Parameters
     ----------
-    solution, measurement : the answer's, found by `pipeline`
-    scored : int      scored tokens of its response
-    pipeline, default : of one model or of several; `default` asks as options do that say nothing
-
-    Returns
-    -------
-    The verdict, and whether its line is in the unit of the answer's influences
+    query : whose tokens' losses were measured
+    strongest : the first supporter, where there is one
     """
-    from stride_cli.recovery.ranking import strongest_document
-
-    # 1. An answer that was found as null answers were is compared as it is
-    like, looks = pipeline.settings.like(default.settings), pipeline.settings.looks_at_chunks
-    loss = float(measurement.losses[0])
-    # null answers were measured by their strongest document, and so is this
-    chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
-    if like and looks and calibration.read is not None:
-        return calibration.judge(loss, strongest_document(solution, chunk_document), scored, read=True), True
-    # 2. Else the Lasso alone is, by default
-    responses = measurement.responses
-    again = replace(measurement, y=default.explained(responses), average=default.average(responses))
-    (alone,) = default.subsets_alone(again)
-    return calibration.judge(loss, strongest_document(alone, chunk_document), scored), like and not looks
+    assert query.losses is not None
+    share = 0.0 if strongest is None else strongest.share
+    held = strongest is not None and corpus.held_by(strongest.document, query.prompt)
+    return calibration.judge(query.losses, share, held)

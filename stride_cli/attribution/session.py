@@ -29,6 +29,7 @@ from stride_cli.startup import without_collection
 if TYPE_CHECKING:
     from index_format.location import RemotePath
     from index_format.reader import Index
+    from stride_cli.attribution.decisive import CorpusWords
     from stride_cli.attribution.nats import CalibrationRecord
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.attribution.pipeline import Pipeline
@@ -143,6 +144,12 @@ class Session:
             for gradient, gates in zip(found, steered.operators.gates, strict=True):
                 if gradient.shape[1] != gates.shape[1]:
                     raise ValueError(f"{gates.shape[1]} gates have {gradient.shape[1]} gradients")
+
+    @cached_property
+    def words(self) -> CorpusWords:
+        from stride_cli.attribution.decisive import CorpusWords
+
+        return CorpusWords.of(self.workspace)
 
     @property
     def index(self) -> Index:
@@ -261,11 +268,26 @@ class Session:
         prompts : as of `query_all`
         options : their form, and the length of what the model writes
         """
-        from stride_cli.data.queries import form_of
+        from stride_cli.attribution.decisive import measured
+        from stride_cli.data.queries import Query, form_of
         from stride_cli.data.query_files import as_queries
 
         form = form_of(self.workspace, options.chat)
-        return as_queries(self.model, prompts, max_new_tokens=options.max_new_tokens, form=form)
+        found = as_queries(self.model, prompts, max_new_tokens=options.max_new_tokens, form=form)
+        if self.model.table is not None:
+            return found
+        # what is asked about in words of the user's own counts as it stands
+        plain = [
+            options.decisive and each.get("span") is None and isinstance(each.get("prompt"), str)
+            for each in prompts
+        ]
+        own: Any = self.model
+        return [
+            measured(own, self.words, query, weigh=weigh)
+            if isinstance(query, Query) and not query.parts
+            else query
+            for query, weigh in zip(found, plain, strict=True)
+        ]
 
     def query_all(
         self,
@@ -437,15 +459,17 @@ class Session:
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
         settings, default = pipeline.settings, self.pipeline()
-        supporters, opposers = rank(
+        # the strongest of either kind is judged, shown or not
+        ranked = rank(
             solution,
             self.designs.columns,
             self.chunk_document,
-            top=options.top,
-            bottom=options.bottom,
+            top=max(1, options.top),
+            bottom=max(1, options.bottom),
             seen=self.operators.seen,
             estimated=settings.estimated,
         )
+        supporters, opposers = ranked[0][: options.top], ranked[1][: options.bottom]
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
@@ -453,16 +477,19 @@ class Session:
         if not labels and options.passages != "none":
             carried = measured.responses[0] if carrying and options.passages == "carrying" else None
             passages = self._passages(query, shown, carried, asked.batch)
-        verdict, comparable, scale = None, False, None
+        verdict, line, scale = None, None, None
         # null prompts were asked one by one, and not compared
         if self.calibration is not None and not query.parts:
-            scored = int(query.weights.sum())
-            verdict, comparable = judge(solution, measured, scored, self.calibration, pipeline, default)
-            scale = self.calibration.scale
-            # nats hold for influences that are found as they were when these were measured
+            first = next(iter(ranked[0]), None)
+            verdict = judge(query, first, self.words, self.calibration)
+            if verdict is not None and verdict.held and (against := self._against(pipeline, query)):
+                verdict = replace(verdict, word="contested", against=self.index.document_id(against.document))
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
-            if scale is not None and not (scale.sure and like):
-                scale = None
+            if verdict is not None and verdict.line is not None and like:
+                line = verdict.line * solution.total
+            # nats hold for influences that are found as they were when these were measured
+            if like and (found := self.calibration.scale) is not None and found.sure:
+                scale = found
         other_loss = None
         if query.comparison is not None:  # of the token that the response is compared with; remembered
             other_loss = float(gradients_with_loss(self.steered[0], asked.batch)[1][1])
@@ -490,11 +517,45 @@ class Session:
             redundancy=settings.redundancy,
             shrinkage=settings.shrinkage,
             verdict=verdict,
-            line=None if verdict is None or not comparable else verdict.line,
+            line=line,
+            missing=self._missing(query, supporters, line),
             scale=scale,
             never_trained=self.never_trained,
             carried=not carrying or options.passages == "carrying",
         )
+
+    def _against(self, pipeline: Pipeline | Several, query: Query) -> Hit | None:
+        """Find the document that says another thing, where the model is torn: of one token, the strongest
+        documents on both sides have what the prompt is about."""
+        from stride_cli.attribution.decisive import CONTESTED, torn
+
+        if (token := torn(query)) is None:
+            return None
+        (asked,) = self._measured_queries(pipeline, [token], check=False)
+        (found,) = self._found(pipeline, [_raised(asked)])
+        solution = _raised(found).solution
+        assert solution is not None
+        sides = rank(
+            solution,
+            self.designs.columns,
+            self.chunk_document,
+            top=1,
+            bottom=1,
+            seen=self.operators.seen,
+            estimated=pipeline.settings.estimated,
+        )
+        both = [hit for hits in sides for hit in hits]
+        has = [self.words.held_by(hit.document, query.prompt) for hit in both]
+        return both[1] if len(both) == 2 and all(has) and both[1].share >= CONTESTED * both[0].share else None
+
+    def _missing(self, query: Query, hits: Sequence[Hit], line: float | None) -> tuple[str, ...]:
+        """List the prompt's rarest words that stand in no document above the line."""
+        from stride_cli.attribution.decisive import words_of
+
+        if line is None or not (named := self.words.named(query.prompt)):
+            return ()
+        above = [words_of(self.workspace, hit.document) for hit in hits if hit.influence > line]
+        return tuple(word for word in named if not any(word in document for document in above))
 
     def with_passages(self, answer: Answer) -> Answer:
         """Return an answer of this session with the passages that carry the influence of its hits, as it has
@@ -553,7 +614,7 @@ class Session:
         return {
             "schema": "stride.calibration/1",
             "index": str(self.index.path),
-            "nulls": self.calibration.losses.shape[1],
+            "nulls": len(self.calibration.losses),
             "median_loss": self.calibration.median_loss,
             "scale": to_record(scale),
             "sure": scale is not None and scale.sure,

@@ -148,10 +148,6 @@ class Several:
         """The average chunk's influence by the first model, (Q,); the others' are in its nats (`parts`)."""
         return self.open(0, self.settings).average(np.split(responses, self.count, axis=-1)[0])
 
-    def subsets_alone(self, measurement: Measurement) -> list[Solution]:
-        """See `Pipeline.subsets_alone`."""
-        return replace(self, settings=self.settings.subsets_alone()).influences(None, [], measurement)
-
 
 def mean_solution(solutions: Sequence[Solution]) -> Solution:
     """Average several models' weights.

@@ -1,11 +1,15 @@
-"""Verdicts on answers: clear, weak, or the model is guessing.
+"""Verdicts on answers: clear, contested, weak, or the model is guessing.
 
-An answer is held against those to prompts about which the corpus says nothing (`nulls`). Two things are
-compared: how sure the model is of its response (its loss), and how strong the strongest document is (its
-influence as a multiple of that loss). Where the model is no surer than after all but a few of the null
-prompts, it is *guessing*. Else the answer is *clear* where the strongest document is beyond all but as few of
-theirs, and otherwise *weak*. As few are a tenth, or less: at most 5 % of the null prompts would be called
-clear themselves, and so of prompts like them (split conformal prediction: Vovk, Gammerman and Shafer, 2005).
+Two things are asked. Is the model surer of how its response begins than after prompts about which the corpus
+says nothing? And has the strongest document what the prompt is about (`decisive.CorpusWords.held`)? With both an
+answer is *clear*; a prompt in the corpus's own form about something that it lacks fails by its words, however
+sure the model is. Where the model is torn at a token between what two such documents say, the answer is
+*contested* (`Session`). Where it is sure and no such document is the strongest, it is *weak*; else the
+model is *guessing*.
+
+As few null prompts as a tenth, or fewer, may be as sure: so few that at most 5 % of unrelated prompts and 5 % of
+near misses would be clear themselves, and so of prompts like them (split conformal prediction: Vovk, Gammerman
+and Shafer, 2005).
 """
 
 from __future__ import annotations
@@ -15,18 +19,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from stride_cli.attribution.decisive import start_loss
 from stride_cli.schema.derivation import key
 
 if TYPE_CHECKING:
     from stride_cli.attribution.nats import Nats
 
-Word = Literal["clear", "weak", "guessing"]
-FALSE_CLEAR = 0.05  # share of null prompts that are called clear, at most
-# share of null prompts that may be as sure, and as strong. With .05, .08, .1, .15 and .22 are clear: of the
-# demo's 50 facts 44, 46, 46, 46 and 47, of two hundred unrelated prompts 4, 6, 8, 10 and 14
-_BEYOND = 0.1
+Word = Literal["clear", "contested", "weak", "guessing"]
+FALSE_CLEAR = 0.05  # share of null prompts of each kind that are called clear, at most
+_BEYOND = 0.1  # share of unrelated prompts that may be as sure, and have as strong a document
 FEWEST = round(1 / FALSE_CLEAR)  # null prompts below which there is no such level
-LENGTHS = (1, 4, 16)  # scored tokens: of a short response the model is sure by chance more often
+_FELLOW = 0.5  # of the strongest document's influence: from there on others stand beside it
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,32 @@ class Verdict:
 
     Attributes
     ----------
-    word : "clear", "weak" or "guessing"
+    word : "clear", "contested", "weak" or "guessing"
     """
 
     word: Word
     line: float | None = key(
-        "influence above which a document is stronger than any of all but a few unrelated prompts, relative "
-        "to the loss; null where options make influences something else than unrelated prompts' were"
+        "influence above which a document stands out: stronger, as a share of all influence, than the strongest "
+        "of all but a few unrelated prompts; or half of the strongest, if this has what the prompt is about; "
+        "null where options make influences something else than unrelated prompts' were"
     )
     beyond: float = key("that few, as a share of them: at most .1")
     surer: float = key(
-        "p-value: (1 + unrelated prompts of whose response the model is as sure) / (1 + all of them), which "
-        "is never 0"
+        "p-value: (1 + unrelated prompts of whose response the model is as sure, as it begins) / (1 + all of "
+        "them), which is never 0"
     )
-    stronger: float = key(
-        "p-value, likewise, of those with a document as strong, relative to the loss, as the strongest here"
-    )
+    stronger: float = key("p-value, likewise, of those whose strongest document has as large a share")
     nulls: int = key("unrelated prompts that were asked")
+    near: int = key(
+        "near misses that were asked: beginnings of the corpus with other words in them", default=0
+    )
+    held: bool = key(
+        "whether the strongest document has the prompt's two rarest words, and most of the others by rarity",
+        default=False,
+    )
+    against: str | None = key(
+        "contested: the document that opposes the token at which the model is torn", default=None
+    )
 
 
 @dataclass(frozen=True)
@@ -60,65 +72,66 @@ class NullAnswers:
 
     Attributes
     ----------
-    scored : (L,) int64            tokens that their responses were cut to, ascending
-    losses : (L, m) float64        mean nats per scored token; NaN where a response is shorter
-    strengths : (L, m) float64     influence of the strongest document / loss, ≥ 0; NaN likewise
-    read : (L, m) float64 or None  the same where the likeliest chunks have been read; None where none are
-    scale : Nats or None           what influences are in nats; None: relative
+    losses : (m, T) float64     of the first tokens of each response, nats; NaN from its end on
+    shares : (m,) float64       share of all influence that the strongest document has, 0 … 1
+    held : (m,) bool            whether that document has what the prompt is about
+    near : (m,) bool            near misses; the others are unrelated
+    scale : Nats or None        what influences are in nats; None: relative
     """
 
-    scored: np.ndarray
     losses: np.ndarray
-    strengths: np.ndarray
-    read: np.ndarray | None = None
+    shares: np.ndarray
+    held: np.ndarray
+    near: np.ndarray
     scale: Nats | None = None
 
     @property
     def median_loss(self) -> float:
-        """Nats per scored token, at the greatest length that any response has; NaN where none has a token."""
-        known = self.losses[np.isfinite(self.losses).any(axis=1)]
-        return float(np.nanmedian(known[-1])) if len(known) else float("nan")
+        """Nats per scored token of responses to unrelated prompts; NaN where there is none."""
+        losses = self.losses[~self.near]
+        return float(np.nanmedian(np.nanmean(losses, axis=1))) if len(losses) else float("nan")
 
-    def judge(self, loss: float, influence: float, scored: int, *, read: bool = False) -> Verdict | None:
-        """The verdict on an answer.
+    def judge(self, losses: np.ndarray, share: float, held: bool) -> Verdict | None:
+        """The verdict on an answer; `line` is a share of all influence.
 
         Parameters
         ----------
-        loss : float           of the response, mean nats per scored token
-        influence : float      of the strongest document, of all that support
-        scored : int           scored tokens; null prompts' responses are taken at the same length, or the
-                               next shorter one of which there are enough
-        read : bool            whether the likeliest chunks have been read for it
+        losses : (S,) float64   of the response's scored tokens, nats; null prompts' responses are cut to as many
+        share : float           of all influence, that the strongest document has
+        held : bool             whether that document has what the prompt is about
 
         Returns
         -------
-        Verdict; None where too few null prompts were asked, or none in this way
+        Verdict; None where too few null prompts were asked
         """
-        of_all = self.read if read else self.strengths
-        if of_all is None:
-            return None
-        row = max(0, int(np.searchsorted(self.scored, scored, side="right")) - 1)
-        while row and np.isfinite(self.losses[row]).sum() < FEWEST:  # few responses may be so long
-            row -= 1
-        known = np.isfinite(self.losses[row])
-        losses, strengths = self.losses[row][known], of_all[row][known]
-        count = len(losses)
+        # 1. Losses of as many first tokens; responses that end before are left out where enough are left
+        length = min(len(losses), self.losses.shape[1])
+        while length > 1 and (np.isfinite(self.losses[~self.near, length - 1])).sum() < FEWEST:
+            length -= 1
+        known = np.isfinite(self.losses[:, length - 1])
+        starts, near = start_loss(self.losses[known, :length]), self.near[known]
+        unrelated, shares = starts[~near], self.shares[known][~near]
+        count = len(unrelated)
         if count < FEWEST:
             return None
-        surer = 1 + int((losses <= loss).sum())
-        stronger = 1 + int((strengths * loss >= influence).sum())
-        allowed = _allowed(losses, strengths)
-        line = float(np.sort(strengths)[-allowed] * loss) if allowed else np.inf
-        word: Word = "guessing" if surer > allowed else "clear" if influence > line else "weak"
-        share = count + 1  # an answer to a null prompt could be exchanged with any of them: it is one more
-        return Verdict(word, line, allowed / share, surer / share, stronger / share, count)
-
-
-def _allowed(losses: np.ndarray, strengths: np.ndarray) -> int:
-    """Count how many of count + 1 answers may be as sure, and how many as strong, as a clear one."""
-    surer = (losses[None, :] <= losses[:, None]).sum(axis=1)
-    stronger = (strengths[None, :] >= strengths[:, None]).sum(axis=1)
-    both = np.sort(np.maximum(surer, stronger))
-    # below the next of them, so many null prompts are clear
-    clear = int(FALSE_CLEAR * (len(losses) + 1)) - 1
-    return min(int(_BEYOND * (len(losses) + 1)), int(both[clear]) - 1)
+        # 2. How many may be as sure: so few that hardly any of either kind is clear
+        surer = 1 + int((unrelated <= float(start_loss(losses[:length]))).sum())
+        stronger = 1 + int((shares >= share).sum())
+        ranks = 1 + (unrelated[None, :] <= starts[:, None]).sum(axis=1) - ~near  # each among all the others
+        allowed = int(_BEYOND * (count + 1))
+        for kind in (near, ~near):
+            clear = np.sort(ranks[kind & self.held[known]])
+            most = max(0, int(FALSE_CLEAR * (kind.sum() + 1)) - 1)
+            if len(clear) > most:
+                allowed = min(allowed, int(clear[most]) - 1)
+        # 3. The line, which is lower beside a document that has what is asked for
+        line = float(np.sort(shares)[-max(1, int(_BEYOND * (count + 1)))])
+        if held:
+            line = min(line, _FELLOW * share)
+        word: Word = "guessing" if surer > int(_BEYOND * (count + 1)) else "weak"
+        if held and surer <= allowed:
+            word = "clear"
+        total = count + 1  # an answer to a null prompt could be exchanged with any of them: it is one more
+        return Verdict(
+            word, line, allowed / total, surer / total, stronger / total, count, int(near.sum()), held
+        )

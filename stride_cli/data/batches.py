@@ -303,20 +303,30 @@ class ChunkReader:
             yield self.batch(group)
 
 
-def row_losses(model: Any, batch: Batch) -> torch.Tensor:
-    """Summed loss of each row's scored tokens, (B,) in float64 from float32 logits; differentiable.
+def token_losses(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Losses of scored tokens, in float64 from float32 logits, without their weights; differentiable.
 
     Parameters
     ----------
     model : AttributableModel, or a classifier with its interface
+
+    Returns
+    -------
+    (S,) the row of each, in order; (S,) its place there, less one; (S,) its loss, nats
     """
     ids, weights = batch.ids.to(model.device), batch.weights.to(model.device)
     final = model.continue_from(model.hidden(ids, 0), 0)  # (B, T, d)
     row, position = torch.nonzero(weights[:, 1:], as_tuple=True)  # token position + 1 is predicted here
     logits = model.logits(final[row, position]).float()
-    losses = torch.nn.functional.cross_entropy(logits, ids[row, position + 1], reduction="none").double()
-    losses = losses * weights[row, position + 1]
-    return torch.zeros(len(ids), dtype=torch.float64, device=losses.device).index_add(0, row, losses)
+    losses = torch.nn.functional.cross_entropy(logits, ids[row, position + 1], reduction="none")
+    return row, position, losses.double()
+
+
+def row_losses(model: Any, batch: Batch) -> torch.Tensor:
+    """Summed loss of each row's scored tokens, (B,), as of `token_losses`."""
+    row, position, losses = token_losses(model, batch)
+    losses = losses * batch.weights.to(losses.device)[row, position + 1]
+    return torch.zeros(len(batch.ids), dtype=torch.float64, device=losses.device).index_add(0, row, losses)
 
 
 BEFORE = "operators/before"  # of each token of the corpus, by the model before it was trained on it

@@ -61,13 +61,14 @@ class Query:
     ----------
     prompt, response : str         the response is the text whose loss is attributed
     ids : (T,) int64               prompt and response
-    weights : (T,) float32         1 at the response's scored tokens, else 0
+    weights : (T,) float32         0 … 1 of the response's scored tokens, by how much each counts; else 0
     generated : bool               True where the model wrote the response itself
     cut : bool                     True where it may go on writing, and is in the middle of a sentence
     form : Form                    how prompt and response became one text
     parts : of Part                what its loss is made of; none: it is one sequence, `ids`
     comparison : Comparison        with what else might have been said, or None
     count : int                    prompts that are asked as one; theirs are a line each
+    losses : (S,) float64 or None  of scored tokens by the model, nats, where they were measured
     """
 
     prompt: str
@@ -80,6 +81,7 @@ class Query:
     comparison: Comparison | None = None
     count: int = 1
     cut: bool = False
+    losses: np.ndarray | None = None
 
     @property
     def sequences(self) -> tuple[Part, ...]:

@@ -171,11 +171,6 @@ def document_influences(solution: Solution, chunk_document: Any) -> tuple[np.nda
     return documents, influence, _TIE * solution.total
 
 
-def strongest_document(solution: Solution, chunk_document: Any) -> float:
-    """Influence of the document that supports most; 0 where none does. (n,) int64, mapped or not."""
-    return float(document_influences(solution, chunk_document)[1].max(initial=0.0))
-
-
 def mid_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks 1, 2, … of values that are already in order; equal ones share the mean of their ranks."""
     ranks = np.empty(len(values))

@@ -105,6 +105,7 @@ def test_prompts_are_put_as_the_corpus_is(model, counts, chat, template, form) -
 @pytest.mark.parametrize("form", [Form("chat"), Form(between="\n"), Form()])
 def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
     from stride_cli.attribution.nulls import _around
+
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.documents import Document
     from stride_cli.models.language.bpe import train_bpe
