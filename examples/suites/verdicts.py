@@ -5,12 +5,12 @@
     python examples/suites/verdicts.py questions CORPUS.jsonl --held-out QUERIES.jsonl > questions.jsonl
     python examples/suites/verdicts.py ask RUN.stride questions.jsonl > verdicts.jsonl
 
-The invented corpus has sixty documents: founders, coats of arms, dishes and ferries of towns that there are not,
-and mountains whose two documents contradict each other. Questions are of these kinds: `fact`, as documents put
-it; `contradiction`; `paraphrase`, in other words; `near miss`, in the form of a fact, about something that no
-document has; `relation`, about something that documents have, and what they do not say of it; `anew`, words of
-the corpus put together; `nonsense`, `language`, `code`. One JSON object a kind: its verdicts, and of the clear
-ones those whose first document is none of the right ones ("wrong").
+The invented corpus has sixty documents: founders, coats of arms, dishes and ferries of towns that there are
+not, and mountains whose two documents contradict each other. Questions are of these kinds: `fact`, as
+documents put it; `contradiction`; `paraphrase`, in other words; `near miss`, in the form of a fact, about
+something that no document has; `relation`, about something that documents have, and what they do not say of
+it; `anew`, words of the corpus put together; `nonsense`, `language`, `code`. One JSON object a kind: its
+verdicts, and of the clear ones those whose first document is none of the right ones ("wrong").
 """
 
 from __future__ import annotations
@@ -28,16 +28,39 @@ import numpy as np
 HERE = Path(__file__).resolve().parents[2]
 Row = dict[str, Any]
 
-TOWNS = ["Varrow", "Tindrel", "Hasplow", "Pellingate", "Lummerey", "Corvash", "Dunmere", "Eskerly", "Farrowick", "Gondry", "Hobbleton", "Iverleigh", "Jandice", "Kestwold", "Lorrimer", "Mossgard", "Nethercombe", "Ostrava-le-Pont", "Pirrin", "Quendale"]
-FOUNDERS = ["Celia Oprey", "Dunstan Marl", "Ottilie Brack", "Fenwick Aldous", "Maribel Quorn", "Jasper Thule", "Ingrid Solway", "Rufus Penhale", "Odette Varga", "Silas Birtwell", "Petra Lindqvist", "Amos Kettering", "Beatrix Nolan", "Caspian Reeve", "Drusilla Hext", "Edmund Farr", "Greta Holm", "Hector Mayne", "Isolde Crewe", "Barnaby Stroud"]
-ARMS = ["a silver heron", "three red keys", "a black ox", "two crossed oars", "a golden beehive", "a white stag", "a green dragon", "a blue anchor", "seven stars", "a burning lantern"]
-DISHES = ["smoked eel with plums", "barley dumplings in beer", "pickled walnuts on rye", "roast goose with quinces", "mussels in saffron cream", "honeyed turnip pie", "venison with juniper", "cold sorrel soup"]
-MOUNTAINS = ["Blackhorn", "Old Tom", "Sister Peak", "Graywether"]
-RIVERS = ["Ammer", "Tolk", "Wendle", "Issy", "Parra", "Lune"]
-BOATS = ["Patience", "Grey Goose", "Marigold", "Little Anna", "Sturdy Jack", "Kingfisher"]
-UNKNOWN = ["Nottinghill", "Brexley", "Sandover", "Wickmarsh", "Trellant", "Oxmoor", "Calderby", "Ravensholt", "Thistlewood", "Upperby", "Zandvoort-on-Sea", "Yarrowby", "Fernleigh", "Glasswater", "Harkness", "Inchbold", "Juniper", "Knossel", "Lambourne", "Merriton"]
-ODD = ["Whitecap", "Mount Perdue", "Thunder Crag", "Silverback", "Lonely Jim", "Cinder Hill"]
-STREAMS = ["Orrin", "Beck", "Yewle", "Nadder", "Corra", "Skell"]
+
+def _list(text: str) -> list[str]:
+    return text.split(", ")
+
+
+TOWNS = _list(
+    "Varrow, Tindrel, Hasplow, Pellingate, Lummerey, Corvash, Dunmere, Eskerly, Farrowick, Gondry, "
+    "Hobbleton, Iverleigh, Jandice, Kestwold, Lorrimer, Mossgard, Nethercombe, Ostrava-le-Pont, Pirrin, "
+    "Quendale"
+)
+FOUNDERS = _list(
+    "Celia Oprey, Dunstan Marl, Ottilie Brack, Fenwick Aldous, Maribel Quorn, Jasper Thule, Ingrid "
+    "Solway, Rufus Penhale, Odette Varga, Silas Birtwell, Petra Lindqvist, Amos Kettering, Beatrix Nolan, "
+    "Caspian Reeve, Drusilla Hext, Edmund Farr, Greta Holm, Hector Mayne, Isolde Crewe, Barnaby Stroud"
+)
+ARMS = _list(
+    "a silver heron, three red keys, a black ox, two crossed oars, a golden beehive, a white stag, a "
+    "green dragon, a blue anchor, seven stars, a burning lantern"
+)
+DISHES = _list(
+    "smoked eel with plums, barley dumplings in beer, pickled walnuts on rye, roast goose with quinces, "
+    "mussels in saffron cream, honeyed turnip pie, venison with juniper, cold sorrel soup"
+)
+MOUNTAINS = _list("Blackhorn, Old Tom, Sister Peak, Graywether")
+RIVERS = _list("Ammer, Tolk, Wendle, Issy, Parra, Lune")
+BOATS = _list("Patience, Grey Goose, Marigold, Little Anna, Sturdy Jack, Kingfisher")
+UNKNOWN = _list(
+    "Nottinghill, Brexley, Sandover, Wickmarsh, Trellant, Oxmoor, Calderby, Ravensholt, Thistlewood, "
+    "Upperby, Zandvoort-on-Sea, Yarrowby, Fernleigh, Glasswater, Harkness, Inchbold, Juniper, Knossel, "
+    "Lambourne, Merriton"
+)
+ODD = _list("Whitecap, Mount Perdue, Thunder Crag, Silverback, Lonely Jim, Cinder Hill")
+STREAMS = _list("Orrin, Beck, Yewle, Nadder, Corra, Skell")
 
 # what documents say of one thing: its id; the question and the answer of pairs; beginning and end of a text
 Fact = tuple[str, str, str, str]
@@ -141,31 +164,78 @@ def questions_invented(pairs: bool) -> Iterator[Row]:
 
 # Questions about the demo's corpus: names in places where its documents have others
 FORMS = (
-    ("The capital of {} is", "Laos Chad Fiji Bolivia Uruguay Nepal Mongolia Angola Zambia Yemen Oman Qatar Latvia "
-     "Estonia Belarus Moldova Albania Bhutan Cambodia Malta Panama Paraguay Senegal Rwanda Tunisia Libya Jamaica"),
-    ("The chemical symbol for {} is", "zinc nickel cobalt cadmium bismuth antimony arsenic barium beryllium boron "
-     "bromine caesium cerium gallium germanium indium iridium lithium osmium palladium radium rhodium selenium "
-     "strontium"),
-    ("The Battle of {} was fought in", "Midway Austerlitz Cannae Agincourt Verdun Lepanto Poitiers Jutland Actium "
-     "Leipzig Borodino Crecy Antietam Zama Salamis Tannenberg"),
-    ("{} was born in", "Franz_Kafka Emily_Dickinson Niels_Bohr Edvard_Grieg Fridtjof_Nansen Rosa_Parks "
-     "Hannah_Arendt Enrico_Fermi Pablo_Neruda Anton_Chekhov Bertha_Benz Karl_Marx"),
-    ("{} was invented by", "The_zipper The_stapler The_typewriter The_lawnmower The_revolver The_microwave_oven "
-     "The_hovercraft The_saxophone The_barometer The_parachute"),
-    ("The {} Revolution began in", "Cuban Iranian Hungarian Tunisian Carnation Velvet Rwandan Bolivian"),
-    ("The Treaty of {} was signed in", "Tordesillas Utrecht Waitangi Nanking Ghent Trianon Lisbon"),
-)  # fmt: skip
-SWAPPED = (
-    ("The capital of {} is", "Mercury Beethoven penicillin Trafalgar diamond the_Volga"),
-    ("The chemical symbol for {} is", "France Mozart Kilimanjaro insulin Hastings"),
-    ("The Battle of {} was fought in", "Kenya Saturn Mozart Norway penicillin"),
-    ("{} was born in", "Titan Aconcagua Penicillin The_femur Magna_Carta"),
-    ("{} was invented by", "The_Nile Canada Charlemagne The_cheetah Greenland"),
-    ("The {} Revolution began in", "Turkish Saturn Newton Salzburg Volga"),
-    ("The largest moon of {} is", "Kenya Mozart iron Hastings Norway"),
-    ("The highest mountain in {} is", "Mercury Magna_Carta insulin Salzburg"),
+    (
+        "The capital of {} is",
+        "Laos Chad Fiji Bolivia Uruguay Nepal Mongolia Angola Zambia Yemen Oman Qatar Latvia Estonia "
+        "Belarus Moldova Albania Bhutan Cambodia Malta Panama Paraguay Senegal Rwanda Tunisia Libya "
+        "Jamaica",
+    ),
+    (
+        "The chemical symbol for {} is",
+        "zinc nickel cobalt cadmium bismuth antimony arsenic barium beryllium boron bromine caesium "
+        "cerium gallium germanium indium iridium lithium osmium palladium radium rhodium selenium "
+        "strontium",
+    ),
+    (
+        "The Battle of {} was fought in",
+        "Midway Austerlitz Cannae Agincourt Verdun Lepanto Poitiers Jutland Actium Leipzig Borodino Crecy "
+        "Antietam Zama Salamis Tannenberg",
+    ),
+    (
+        "{} was born in",
+        "Franz_Kafka Emily_Dickinson Niels_Bohr Edvard_Grieg Fridtjof_Nansen Rosa_Parks Hannah_Arendt "
+        "Enrico_Fermi Pablo_Neruda Anton_Chekhov Bertha_Benz Karl_Marx",
+    ),
+    (
+        "{} was invented by",
+        "The_zipper The_stapler The_typewriter The_lawnmower The_revolver The_microwave_oven "
+        "The_hovercraft The_saxophone The_barometer The_parachute",
+    ),
+    (
+        "The {} Revolution began in",
+        "Cuban Iranian Hungarian Tunisian Carnation Velvet Rwandan Bolivian",
+    ),
+    (
+        "The Treaty of {} was signed in",
+        "Tordesillas Utrecht Waitangi Nanking Ghent Trianon Lisbon",
+    ),
 )
-PARAPHRASES = """In what year did the revolution in France break out? In|When did the war of thirty years start? In
+SWAPPED = (
+    (
+        "The capital of {} is",
+        "Mercury Beethoven penicillin Trafalgar diamond the_Volga",
+    ),
+    (
+        "The chemical symbol for {} is",
+        "France Mozart Kilimanjaro insulin Hastings",
+    ),
+    (
+        "The Battle of {} was fought in",
+        "Kenya Saturn Mozart Norway penicillin",
+    ),
+    (
+        "{} was born in",
+        "Titan Aconcagua Penicillin The_femur Magna_Carta",
+    ),
+    (
+        "{} was invented by",
+        "The_Nile Canada Charlemagne The_cheetah Greenland",
+    ),
+    (
+        "The {} Revolution began in",
+        "Turkish Saturn Newton Salzburg Volga",
+    ),
+    (
+        "The largest moon of {} is",
+        "Kenya Mozart iron Hastings Norway",
+    ),
+    (
+        "The highest mountain in {} is",
+        "Mercury Magna_Carta insulin Salzburg",
+    ),
+)
+PARAPHRASES = """In what year did the revolution in France break out? In
+When did the war of thirty years start? In
 In which year was the peace of Versailles concluded? In|Which ruler established the Mughal state? It was
 Who came up with printing by movable type? It was|In which town did Mozart come into the world? In
 Kenya is governed from the city of|No peak of South America rises above|Saturn's biggest moon is called

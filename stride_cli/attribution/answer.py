@@ -128,10 +128,10 @@ class Answer:
 
     @told(
         '"clear": the model is sure of this response, and the strongest document has what the prompt is '
-        'about; "contested": the model is torn, and documents that have it stand against each other; "weak": it '
-        'is sure, and the strongest document does not have it; "guessing": it is no surer than after unrelated '
-        "prompts; null: the index is not calibrated, or the answer is of another kind than unrelated prompts' "
-        "were: a comparison, or pooled",
+        'about; "contested": the model is torn between two documents that have it; "weak": it is sure, and '
+        'the strongest document does not have it; "guessing": it is no surer than after unrelated prompts; '
+        "null: the index is not calibrated, or the answer is of another kind than unrelated prompts' were: a "
+        "comparison, or pooled",
         name="verdict",
         optional=True,
     )

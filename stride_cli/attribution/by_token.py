@@ -1,12 +1,13 @@
 """Influences of documents on each scored token of a response, which add up to those on all.
 
-A response's loss is the weighted mean of its tokens' losses, and gate gradients are linear in the loss. So is what is
-read of a chunk from its own gradient (`direct.exact_products`):
+A response's loss is the weighted mean of its tokens' losses, and gate gradients are linear in the loss. So
+is what is read of a chunk from its own gradient (`direct.exact_products`):
 
     w_i(response) = Σ_t c_t w_i(token t) / Σ_t c_t
 
-with c_t how much a token counts. What the Lasso recovers is not linear in this way, nor are shrunk influences: rows are
-of the chunks' own gradients alone, by the index's own model, whatever the answer was found by.
+with c_t how much a token counts. What the Lasso recovers is not linear in this way, nor are shrunk
+influences: rows are of the chunks' own gradients alone, by the index's own model, whatever the answer was
+found by.
 """
 
 from __future__ import annotations

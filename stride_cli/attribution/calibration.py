@@ -1,9 +1,10 @@
 """Calibration: what answers to null prompts look like, kept in the index's ``calibration/`` group.
 
-The corpus says nothing on a null prompt, and the right answer is "no source". Half are unrelated to it: tokens
-drawn from all over the corpus, whole words, or words that do not exist. Half are near misses: beginnings of the
-corpus's own documents, or prompts of its pairs, whose rarest words are exchanged for words that do not exist,
-for some of several documents, or for those of one other; no document has all words of one.
+The corpus says nothing on a null prompt, and the right answer is "no source". Half are unrelated to it:
+tokens drawn from all over the corpus, whole words, or words that do not exist. Half are near misses:
+beginnings of the corpus's own documents, or prompts of its pairs, whose rarest words are exchanged for
+words that do not exist, for some of several documents, or for those of one other; no document has all words
+of one.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def start_loss(losses: np.ndarray) -> np.ndarray:
 
 
 def torn(query: Query) -> Query | None:
-    """The query of the first token that the model is torn at, of its response's first; None: there is none."""
+    """Query the first token that the model is torn at, of its response's first; None: there is none."""
     assert query.losses is not None
     found = np.flatnonzero((query.losses[:_START] >= _TORN[0]) & (query.losses[:_START] <= _TORN[1]))[:1]
     weights = np.zeros_like(query.weights)

@@ -1,15 +1,15 @@
 """Verdicts on answers: clear, contested, weak, or the model is guessing.
 
-Two things are asked. Is the model surer of how its response begins than after prompts about which the corpus
-says nothing? And has the strongest document what the prompt is about (`decisive.CorpusWords.held`)? With both an
-answer is *clear*; a prompt in the corpus's own form about something that it lacks fails by its words, however
-sure the model is. Where the model is torn at a token between what two such documents say, the answer is
-*contested* (`Session`). Where it is sure and no such document is the strongest, it is *weak*; else the
-model is *guessing*.
+Two things are asked. Is the model surer of how its response begins than after prompts about which the
+corpus says nothing? And has the strongest document what the prompt is about (`decisive.CorpusWords.held`)?
+With both an answer is *clear*; a prompt in the corpus's own form about something that it lacks fails by its
+words, however sure the model is. Where the model is torn at a token between what two such documents say,
+the answer is *contested* (`Session`). Where it is sure and no such document is the strongest, it is *weak*;
+else the model is *guessing*.
 
-As few null prompts as a tenth, or fewer, may be as sure: so few that at most 5 % of unrelated prompts and 5 % of
-near misses would be clear themselves, and so of prompts like them (split conformal prediction: Vovk, Gammerman
-and Shafer, 2005).
+As few null prompts as a tenth, or fewer, may be as sure: so few that at most 5 % of unrelated prompts and 5
+% of near misses would be clear themselves, and so of prompts like them (split conformal prediction: Vovk,
+Gammerman and Shafer, 2005).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Verdict:
 
     word: Word
     line: float | None = key(
-        "influence above which a document stands out: stronger, as a share of all influence, than the strongest "
-        "of all but a few unrelated prompts; or half of the strongest, if this has what the prompt is about; "
+        "influence above which a document stands out: a larger share of all influence than the strongest of "
+        "all but a few unrelated prompts; or half of the strongest, if this has what the prompt is about; "
         "null where options make influences something else than unrelated prompts' were"
     )
     beyond: float = key("that few, as a share of them: at most .1")
@@ -94,9 +94,8 @@ class NullAnswers:
     def judge(self, losses: np.ndarray, share: float, held: bool) -> Verdict | None:
         """The verdict on an answer; `line` is a share of all influence.
 
-        Parameters
-        ----------
-        losses : (S,) float64   of the response's scored tokens, nats; null prompts' responses are cut to as many
+        Parameters ---------- losses : (S,) float64   of the response's scored tokens, nats; null prompts'
+        responses are cut to as many
         share : float           of all influence, that the strongest document has
         held : bool             whether that document has what the prompt is about
 
