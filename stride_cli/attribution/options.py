@@ -210,8 +210,8 @@ class CalibrationOptions(Options):
 
     nulls: int = option(
         100,
-        "Unrelated prompts to ask, which verdicts of answers are held against. [100]",
-        low=20,
+        "Prompts to ask that verdicts are held against: half unrelated, half near misses. [100]",
+        low=40,
         high=10_000,
         setting=True,
         example=100,
