@@ -29,7 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("STRIDE_NO_PROGRESS", "1")
 # a fifth of what answers are held against after each stride train; tests of verdicts ask for all of them
-os.environ.setdefault("STRIDE_TRAIN_NULLS", "20")
+os.environ.setdefault("STRIDE_TRAIN_NULLS", "40")
 
 # how long an example takes is the machine's business
 hypothesis.settings.register_profile("patient", deadline=None)

@@ -28,33 +28,34 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
     opened = Index.open(workspace / "run.stride")
     asked = opened.group_attributes("calibration")["nulls"]
     losses = np.asarray(opened.array("calibration/null_losses"))
-    assert len(asked) == losses.shape[1] == 100
-    assert len({each["prompt"] for each in asked}) > 90  # nonsense, and different nonsense
+    assert len(asked) == len(losses) <= 100
+    assert len({each["prompt"] for each in asked}) > 90  # different ones
     record = verdicts(run, workspace / "run.stride")
-    assert record["verdict"] in ("clear", "weak", "guessing") and record["unit"] == "relative"
-    assert record["judged"]["nulls"] == np.isfinite(losses[-1]).sum()
+    assert record["verdict"] in ("clear", "contested", "weak", "guessing") and record["unit"] == "relative"
+    judged, scored = record["judged"], min(16, record["scored_tokens"])
+    assert judged["nulls"] + judged["near"] == np.isfinite(losses[:, scored - 1]).sum()
+    assert len(record["tokens"]) == record["scored_tokens"] and max(record["tokens"]) == 1.0
     above = [hit["above_line"] for hit in record["hits"]]
     assert above == [hit["influence"] > record["judged"]["line"] for hit in record["hits"]]
     assert above == sorted(above, reverse=True)
-    few = record["judged"]["beyond"]
-    assert 0 < few <= 0.1
-    assert any(above) == (record["judged"]["stronger"] <= few)
-    assert (record["verdict"] == "guessing") == (record["judged"]["surer"] > few)
+    few = judged["beyond"]
+    assert 0 <= few <= 0.1
+    sure = judged["surer"] <= few
+    assert record["verdict"] == "contested" or (record["verdict"] == "clear") == (sure and judged["held"])
 
 
 @pytest.mark.slow
 def test_the_verdict_is_of_the_response_and_not_of_how_it_is_shown(run, workspace: Path) -> None:
-    plain, unread = (verdicts(run, workspace / "run.stride", options) for options in ("", "--read 0"))
-    assert plain["read"] > 0 == unread["read"]
-    for options in ("--top 1", "--top 40", "--lambda-ratio 0.5", "--read 20"):
+    plain = verdicts(run, workspace / "run.stride")
+    for options in ("--top 1", "--top 40", "--lambda-ratio 0.5", "--read 20", "--read 0"):
         other = verdicts(run, workspace / "run.stride", options)
-        assert other["verdict"] == plain["verdict"] == unread["verdict"]
-        # null prompts' chunks were read by default; other influences than these are judged without
-        like = plain if options.startswith(("--top", "--read")) else unread
-        assert (other["judged"]["line"] is not None) == (other["hits"][0]["above_line"] is not None)
-        assert (other["judged"]["line"] is not None) == (like is plain)
-        for name in ("surer", "stronger", "beyond", "nulls"):
-            assert other["judged"][name] == pytest.approx(like["judged"][name], abs=0.02)
+        # other influences than null prompts' have no line, and are judged by their words all the same
+        like = options.startswith(("--top", "--read 2"))
+        assert (other["judged"]["line"] is not None) == (other["hits"][0]["above_line"] is not None) == like
+        for name in ("surer", "beyond", "nulls"):
+            assert other["judged"][name] == plain["judged"][name]
+        if like:
+            assert other["verdict"] == plain["verdict"]
 
 
 @pytest.mark.slow
@@ -73,11 +74,11 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(
     outcome = run(f"calibrate --index {index} --nulls 100 --json")
     assert outcome.code == 0, outcome.err
     (made,) = outcome.records
-    assert made["schema"] == "stride.calibration/1" and made["nulls"] == 100
+    assert made["schema"] == "stride.calibration/1" and made["nulls"] <= 100
     assert verdicts(run, index)["judged"]["nulls"] <= 100
     assert run(f"index verify {index}").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)
-    for name in ("null_scored", "null_losses", "null_strengths", "null_read"):
+    for name in ("null_losses", "null_shares", "null_held", "null_near"):
         one, two = (np.asarray(each.array(f"calibration/{name}")) for each in (first, second))
         np.testing.assert_allclose(one, two, rtol=1e-4)
     assert first.group_attributes("calibration")["nulls"] == second.group_attributes("calibration")["nulls"]
@@ -91,7 +92,7 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     # which does what it is recommended for, whatever of it is gone
     for spoil in (lambda: None, lambda: (index / "calibration" / "manifest.json").unlink()):
         spoil()
-        again = run(f"calibrate --index {index} --nulls 20")
+        again = run(f"calibrate --index {index} --nulls 40")
         assert again.code == 0 and "it is made anew" in again.err, again.err
         assert run(f"query 'The French Revolution began in' --index {index}").records[0]["verdict"]
 
@@ -106,7 +107,7 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
 
     pipeline = Session.open(index).pipeline()
     measured = measure_scale(pipeline, 2)  # of one, the error is anybody's guess
-    calibrate(pipeline, 20, measured)
+    calibrate(pipeline, 40, measured)
     scale = to_record(measured)
     chunks = Index.open(index).n_chunks
     assert scale["models"] == 2 and scale["correlation"] > 0.5
@@ -126,5 +127,5 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
         assert verdicts(run, index, options)["unit"] == "relative"
     assert scale_of(scale) == measured
     # asked again, the prompts are new and the scale stays
-    assert run(f"calibrate --index {index} --nulls 30").records[0]["scale"] == scale
+    assert run(f"calibrate --index {index} --nulls 50").records[0]["scale"] == scale
     assert verdicts(run, index)["scale"] == scale and run(f"index verify {index}").code == 0

@@ -187,7 +187,7 @@ def test_an_index_of_prompts_and_responses_is_asked_as_it_is_written(
     index = tmp_path / "answers.stride"
     for line in (
         f"index build {corpus} --model {workspace / 'model'} --out {index}",
-        f"train --index {index} --space logit --project 0 --nulls 20",
+        f"train --index {index} --space logit --project 0 --nulls 40",
     ):
         assert run(line).code == 0
     ask = f'query "{records[0]["id"]}" --response The --index {index} --read 0 --json'

@@ -42,7 +42,7 @@ LINES = (
     ("train", "--index run.stride --device cpu", ["stride.train/1"]),
     ("train", "--index mlp.stride --device cpu", ["stride.train/1"]),
     ("index info", "run.stride", ["stride.index_info/1"]),
-    ("calibrate", "--index run.stride --nulls 20", ["stride.calibration/1"]),
+    ("calibrate", "--index run.stride --nulls 40", ["stride.calibration/1"]),
     ("query", "'The French' --bottom 2 --verbose --index run.stride", ["stride.answer/1"]),
     ("ask", "corpus.jsonl 'The French' --index run.stride", ["stride.answer/1"]),
     ("query", "3 --bottom 2 --index mlp.stride", ["stride.answer/1"]),

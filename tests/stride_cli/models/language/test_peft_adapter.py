@@ -280,7 +280,7 @@ def test_from_index_to_answer(adapter: Path, base: Path, corpus: str, tmp_path: 
     moved = base.rename(tmp_path / "moved")
     built = run_stride(f"index build {corpus} --model {moved} --adapter {adapter} --out {index}")
     assert built.code == 0, built.err
-    fitted = run_stride(f"train --index {index} --device cpu --nulls 20 --rank 2")
+    fitted = run_stride(f"train --index {index} --device cpu --nulls 40 --rank 2")
     assert fitted.code == 0, fitted.err
     assert fitted.records[0]["space"] == "linear-matrix"
     asked = run_stride(f"query 'Ada number 3 lives in' --index {index} --top 3 --device cpu")
