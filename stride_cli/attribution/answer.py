@@ -101,6 +101,7 @@ class Answer:
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
     missing : of str                   rarest words of the prompt that stand in no document above the line
+    pieces : of (str, float)           the response cut at its tokens, and how much each counts, 0 … 1
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
     """
 
@@ -122,6 +123,7 @@ class Answer:
     verdict: Verdict | None = None
     line: float | None = None
     missing: tuple[str, ...] = ()
+    pieces: tuple[tuple[str, float], ...] = ()
     never_trained: frozenset[int] | None = None
 
     id: str | None = key("the query's id, where its file gave one", default=None, lacking=True)

@@ -496,7 +496,7 @@ class Session:
         ended = time.perf_counter()
         return Answer(
             query=query,
-            loss=float(measured.losses[0]),
+            loss=float(measured.losses[0] if query.losses is None else query.losses.mean()),
             other_loss=other_loss,
             supporters=supporters,
             opposers=opposers,
@@ -519,6 +519,7 @@ class Session:
             verdict=verdict,
             line=line,
             missing=self._missing(query, supporters, line),
+            pieces=() if labels or query.count > 1 else self._pieces(query),
             scale=scale,
             never_trained=self.never_trained,
             carried=not carrying or options.passages == "carrying",
@@ -547,6 +548,13 @@ class Session:
         both = [hit for hits in sides for hit in hits]
         has = [self.words.held_by(hit.document, query.prompt) for hit in both]
         return both[1] if len(both) == 2 and all(has) and both[1].share >= CONTESTED * both[0].share else None
+
+    def _pieces(self, query: Query) -> tuple[tuple[str, float], ...]:
+        """Cut the response at its tokens, each with how much it counts."""
+        from stride_cli.attribution.passages import response_pieces
+
+        found = response_pieces(self.model.tokenizer, query)
+        return tuple((text, 0.0 if at is None else float(query.weights[at])) for text, at in found)
 
     def _missing(self, query: Query, hits: Sequence[Hit], line: float | None) -> tuple[str, ...]:
         """List the prompt's rarest words that stand in no document above the line."""

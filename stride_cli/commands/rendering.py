@@ -14,7 +14,7 @@ from stride_cli.attribution.frames import influence_text
 from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import one_line, printable, shortened
 from stride_cli.report import explanation as told
-from stride_cli.schema.answer_records import UNJUDGED, VERDICTS, sections
+from stride_cli.schema.answer_records import DECIDED, UNJUDGED, VERDICTS, sections
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer
@@ -35,7 +35,7 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
     """
     console = console or output.console()
     record = answer.to_record()
-    console.print(_title(record))
+    console.print(_title(record, answer.pieces))
     style = VERDICTS.get(record["verdict"] or "", UNJUDGED).colour
     if verbose:
         console.print(Text(printable(told.explain(record)), style=style))
@@ -65,8 +65,8 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
             console.print(Text(check, style="dim"))
 
 
-def _title(record: Mapping[str, Any]) -> Text:
-    """Show the prompt and the response; of many prompts the first few."""
+def _title(record: Mapping[str, Any], pieces: Sequence[tuple[str, float]]) -> Text:
+    """Show the prompt and the response, underlined what the prompt decides; of many prompts the first few."""
     prompts, responses = [record["prompt"]], [record["response"]]
     title = Text()
     if pooled := record.get("pooled"):
@@ -77,7 +77,9 @@ def _title(record: Mapping[str, Any]) -> Text:
     for place, (prompt, response) in enumerate(zip(prompts, responses, strict=False)):
         title.append("\n" if place else "")
         title.append(printable(prompt))
-        title.append(printable(response if not pooled else f" {response.strip()}"), style="bold")
+        whole = response if not pooled else f" {response.strip()}"
+        for text, weight in pieces or [(whole, 0.0)]:
+            title.append(printable(text), style="bold underline" if weight >= DECIDED else "bold")
     title.append("…" * bool(record["cut"]), style="dim")
     if pooled and pooled > len(prompts):
         title.append("\n…", style="bold")

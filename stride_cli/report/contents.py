@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.passages import carried_parts, response_pieces, template_opening
+from stride_cli.attribution.passages import carried_parts, template_opening
+from stride_cli.schema.answer_records import DECIDED
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
@@ -63,7 +64,7 @@ class ShownAnswer:
     Attributes
     ----------
     record : dict              the ``stride.answer/1`` record
-    pieces : tuple             the response as (text, scored) pairs, a token each; scored is None where the
+    pieces : tuple             the response as (text, decided) pairs, a token each; decided is None where the
                                scored tokens are not known
     supporters, opposers : tuple of ShownHit
     responses : two (K,) float64, or None      of the subsets, and what the recovery explains of them; only
@@ -109,11 +110,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         shown = replace(shown, picture=picture)
     else:
         hits = _read_chunks(session, answer, [*record["hits"], *record["opposers"]])
-        scored = [
-            (text, None if place is None else bool(answer.query.weights[place]))
-            for text, place in response_pieces(session.model.tokenizer, answer.query)
-        ]
-        shown = replace(shown, pieces=tuple(scored))
+        shown = replace(shown, pieces=tuple((text, weight >= DECIDED) for text, weight in answer.pieces))
     count = len(answer.supporters)
     return replace(
         shown,

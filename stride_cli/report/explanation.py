@@ -47,13 +47,15 @@ def _concluded(record: Record) -> str:
             f"of it than of what it says to unrelated prompts. The documents {shaped} shaped its words, and "
             "are no source; whether the corpus says anything on this, only a search of it can tell."
         )
-    if word == "weak":
-        which = "" if first is None else f", not even {first['document']},"
+    if word == "contested":
         return (
-            f"Weak: name no source, for the model is sure of this response, but no document{which} stands "
-            "out from what unrelated prompts get. It may come from many documents together, or from what the "
-            "model was trained on before; a document that you suspect can be tested (stride verify-hit "
-            "--documents)."
+            f"{verdict(record)} The response is one of two things that the corpus says; whichever is true, "
+            "the other is in it, too."
+        )
+    if word == "weak":
+        return (
+            f"{verdict(record)} It may come from many documents together, or from what the model was trained "
+            "on before; a document that you suspect can be tested (stride verify-hit --documents)."
         )
     if word == "clear":
         doubts = "" if first is None else _doubts(record)
@@ -61,8 +63,8 @@ def _concluded(record: Record) -> str:
         if doubts:
             trust = f"Read before you rely on it, as {doubts}; it says"
         return (
-            f"Clear: {found}. {trust} what taught the model, not whether the response is true, nor whether "
-            "it would be the same without (stride verify-hit)."
+            f"Clear: {found}. {trust} what this response depends on, not whether it is true, nor whether it "
+            "would be the same without (stride verify-hit)."
         )
     return f"{found[0].upper()}{found[1:]}. {_trust_without_verdict(record)}"
 
@@ -80,23 +82,27 @@ def verdict(record: Record) -> str:
     word = record.get("verdict")
     if word is None:
         return ""
+    missing = ", ".join(repr(each) for each in record.get("missing") or ())
+    lacking = f" No document above the line has {missing}." if missing else ""
     if word == "guessing":
         return (
             "Guessing: the model is no surer of this response than of what it says after unrelated prompts, "
-            "so that what is listed shaped its words, and is no source."
+            f"so that what is listed shaped its words, and is no source.{lacking}"
         )
+    judged, first = record["judged"], next((hit["document"] for hit in record["hits"]), "a document")
+    if word == "contested":
+        return f"Contested: the model is torn between what {first} says and what {judged['against']} says: read both."
     if word == "weak":
         return (
-            "Weak: the model is sure of this response, but no document is stronger, for its loss, than those "
-            "that unrelated prompts get: single none of them out."
+            "Weak: the model is sure of this response, but the strongest document does not have what the "
+            f"prompt is about: name no source.{lacking}"
         )
-    above, judged = sum(bool(hit.get("above_line")) for hit in record["hits"]), record["judged"]
-    which = _count(above, "document") if above else "its strongest document"
-    nulls = judged["nulls"]
-    surer, stronger = (round((1 - judged[part]) * (nulls + 1)) for part in ("surer", "beyond"))
+    above, nulls = sum(bool(hit.get("above_line")) for hit in record["hits"]), judged["nulls"]
+    surer = round((1 - judged["surer"]) * (nulls + 1))
+    beside = f"; {_count(above, 'document')} stand out" if above > 1 else ""
     return (
         f"Clear: the model is surer of this response than of those to {surer:,} of {nulls:,} unrelated "
-        f"prompts, and {which} moved it more, by our estimate and for its loss, than any moved {stronger:,}."
+        f"prompts, and the strongest document, {first}, has what the prompt is about{beside}."
     )
 
 

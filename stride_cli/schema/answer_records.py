@@ -83,12 +83,18 @@ class Look(NamedTuple):
     opposing: str = "documents that oppose this"
 
 
+DECIDED = 0.1  # of what the most decided token counts: from there on a token is marked
 UNJUDGED = Look("dim", "", "", "")
 _SURER = "the model is surer than after unrelated prompts"
 _NOT = "the model is no surer than after unrelated prompts"
 VERDICTS = {
-    "clear": Look("green", "#00795c", "#56d4a8", f"{_SURER}, and a document stands out"),
-    "weak": Look("yellow", "#955000", "#ffa657", _SURER, "no document stands out"),
+    "clear": Look(
+        "green", "#00795c", "#56d4a8", f"{_SURER}, and the strongest document has the prompt's words"
+    ),
+    "contested": Look("magenta", "#8a3ab9", "#d2a8ff", "the model is torn between what two documents say"),
+    "weak": Look(
+        "yellow", "#955000", "#ffa657", f"{_SURER}, and the strongest document lacks the prompt's words"
+    ),
     "guessing": Look("red", "#a4342b", "#ff8f85", _NOT, "no source found", False, "closest, and no source"),
 }
 

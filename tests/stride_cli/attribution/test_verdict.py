@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from stride_cli.attribution.verdict import FEWEST, NullAnswers
 
 
-def nulls(losses: np.ndarray, shares: np.ndarray, held: np.ndarray | None = None, near: int = 0) -> NullAnswers:
+def nulls(
+    losses: np.ndarray, shares: np.ndarray, held: np.ndarray | None = None, near: int = 0
+) -> NullAnswers:
     """Null answers of one token each, or of more; the last `near` of them are near misses."""
     losses = np.asarray(losses, float).reshape(len(losses), -1)
     has = np.zeros(len(losses), bool) if held is None else held
@@ -49,7 +51,9 @@ def test_fewer_may_be_as_sure_where_null_prompts_documents_have_their_words() ->
     both = np.concatenate([losses, np.full(39, 1.055)])
     few = nulls(both, np.ones(138), np.arange(138) >= 136, near=39)
     assert few.judge(np.array([0.5]), 0.5, True).word == "clear"
-    assert few.judge(np.array([1.065]), 0.5, True).word == "weak"  # as sure as no unrelated one, yet no clearer
+    assert (
+        few.judge(np.array([1.065]), 0.5, True).word == "weak"
+    )  # as sure as no unrelated one, yet no clearer
     assert few.judge(np.array([1.065]), 0.5, True).near == 39
 
 
