@@ -5,7 +5,7 @@ something else. A token counts by
 
     .8^t  p log(p / q)⁺ / (1.001 − p)
 
-with t its place in the response, p its probability, and q the mean of its probabilities after the same prompt
+with t its place among tokens that do not repeat the prompt's words, p its probability, and q the mean of its probabilities after the same prompt
 with its rare words exchanged for others of the corpus. The division makes log-odds of the loss, as TRAK has
 them (Park et al., 2023): what a model knows by heart has next to no loss, nor a gradient of it.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.attribution.passages import token_spans
 from stride_cli.characters import WORD, words
 from stride_cli.data.batches import little_padding, pad_batch, token_losses
 from stride_cli.data.queries import prompt_tokens
@@ -38,7 +39,7 @@ _EXCHANGES = 4
 CONTESTED = 0.2  # of the influence on a torn token that supports, from which on a document opposes it
 _START, _TORN = 8, (0.2, 1.6)  # first tokens; nats of one between two things that might be said
 _LOOKED_AT = 1024  # documents whose words are counted
-_RARE, _RARE_DOCUMENTS = 0.03, 5  # share of documents that a rare word is in, or so many of a small corpus
+_RARE, _RARE_DOCUMENTS = 0.1, 5  # share of documents that a rare word is in, or so many of a small corpus
 _NAMED = 2  # rarest words of a prompt, which its source has
 _COVERED = 0.7  # of a prompt's words, by rarity, that its source has
 
@@ -158,12 +159,26 @@ def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool)
         return replace(query, losses=own)
     probability, others = np.exp(-own), np.exp(-losses[1:]).mean(axis=0)
     decided = np.maximum(np.log(np.maximum(probability, 1e-30) / np.maximum(others, 1e-30)), 0.0)
-    counts = FADING ** np.arange(len(own)) * probability * decided / (1 + _SURE - probability)
+    new = ~_copied(model, query)
+    fading = FADING ** (np.cumsum(new) - new)
+    counts = new * fading * probability * decided / (1 + _SURE - probability)
     if not counts.max() > 0:
         return replace(query, losses=own)
     chosen = np.zeros_like(query.weights)
     chosen[query.weights > 0] = np.maximum(counts / counts.max(), _LEAST)
     return replace(query, weights=chosen, losses=own)
+
+
+def _copied(model: CausalLM, query: Query) -> np.ndarray:
+    """Mark the scored tokens in words that the response says again after the prompt, or whose beginning it
+    does: (S,) bool."""
+    said, placed = set(_folded(query.prompt)), np.flatnonzero(query.weights > 0)
+    begun = tuple(word for word in said if len(word) > 3)
+    text, spans = token_spans(model.tokenizer, query.ids[placed])
+    found = ((match, _folded(match[0])) for match in WORD.finditer(text))
+    again = [match.span() for match, own in found if set(own) <= said or " ".join(own).startswith(begun)]
+    inside = [any(begin < stop and start < end for start, stop in again) for begin, end in spans]
+    return np.array(inside, bool)
 
 
 def start_loss(losses: np.ndarray) -> np.ndarray:

@@ -91,7 +91,7 @@ def verdict(record: Record) -> str:
         )
     judged, first = record["judged"], next((hit["document"] for hit in record["hits"]), "a document")
     if word == "contested":
-        return f"Contested: the model is torn between what {first} says and what {judged['against']} says: read both."
+        return f"Contested: the model is torn between {first} and {judged['against']}: read both."
     if word == "weak":
         return (
             "Weak: the model is sure of this response, but the strongest document does not have what the "
