@@ -60,9 +60,6 @@ class Recovery:
 class MeasurementRecord:
     method: str = key('"linear" or "exact"')
     subsets: int = key("K, responses measured")
-    agreement: float | None = key(
-        "Pearson correlation of linear and exact responses, where both were measured"
-    )
     coverage: float = key("share of all chunks that the operators have seen")
     models: int = key("that measured: the index's own and its further checkpoints", optional=True)
 

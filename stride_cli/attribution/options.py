@@ -93,7 +93,7 @@ class QueryOptions(RecoveryOptions):
     max_new_tokens : length of a generated continuation
     chat : put prompts as the corpus's prompts with responses are; None: where most of it is such
     decisive : tokens count by how much the prompt decides them (`decisive`); False: all alike
-    check : compare a linear measurement with the exact one on a random few subsets
+    verbose : explain the answer, and show its certificate and time
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
         "none". `Session.with_passages` finds the former afterwards
@@ -111,12 +111,8 @@ class QueryOptions(RecoveryOptions):
         flag="query.decisive",
         setting=True,
     )
-    check: bool = option(
-        False,
-        "Explain the answer, show its certificate and time, and spot-check the measurement.",
-        flag="--verbose",
-        short="-v",
-        panel=MORE,
+    verbose: bool = option(
+        False, "Explain the answer, and show its certificate and time.", short="-v", panel=MORE
     )
     passages: str = option("carrying", choices=PASSAGES)
 

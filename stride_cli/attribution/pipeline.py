@@ -174,8 +174,6 @@ class Measurement:
     average : (Q,) float64          that influence, in the unit of w; 0 where no intercept is fitted
     losses : (Q,) float64           mean nats per scored token
     method : "linear" or "exact"
-    agreement : float or None       Pearson correlation of linear and exact responses of the first query;
-                                    None where only one was measured
     scale : (Q,) float64 or float   what responses were multiplied by; of C models (C, Q)
     """
 
@@ -185,7 +183,6 @@ class Measurement:
     average: np.ndarray
     losses: np.ndarray
     method: str
-    agreement: float | None
     scale: Any = 1.0
 
     def take(self, rows: slice | np.ndarray) -> Measurement:
@@ -306,7 +303,6 @@ class Pipeline:
         self,
         batches: Sequence[Batch],
         *,
-        check: np.ndarray | None = None,
         gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> Measurement:
         """Measure how the subsets answer queries.
@@ -314,7 +310,6 @@ class Pipeline:
         Parameters
         ----------
         batches : the queries, or parts of them
-        check : (S,) int64, optional     subsets on which a linear measurement is compared with the exact one
         gather : callable, optional      responses (R, K) or losses (R,) of the parts → of the Q queries
 
         Raises
@@ -322,14 +317,17 @@ class Pipeline:
         QueryError          a query is longer than the model's context
         NumericalError      a response or loss is not finite
         """
-        found, losses, agreements = [], [], []
-        # a spot check is of the first query alone: exact measurement takes a continuation for each subset
+        from stride_cli.operators.exact_response import measure_exact
+        from stride_cli.operators.linear_response import measure_linear_with_loss
+
+        found, losses = [], []
         # 1. Batch by batch; parts of a query may lie in several
-        for number, batch in enumerate(batches):
-            responses, loss, agreement = self._measure_batch(batch, check if number == 0 else None)
+        for batch in batches:
+            responses, loss = measure_linear_with_loss(self.steered, batch)
+            if self.settings.method == "exact":
+                responses = measure_exact(self.steered, batch, batch_size=self.settings.batch_size)
             found.append(responses)
             losses.append(loss)
-            agreements.append(agreement)
         # 2. Parts make queries
         responses, loss = gather(np.concatenate(found)), gather(np.concatenate(losses))
         # refused before anything is made of it, with what helps
@@ -339,28 +337,8 @@ class Pipeline:
                 fix="run with --dtype fp32, or fit the operators anew",
             )
         # 3. y, in which the Lasso explains them
-        known = [each for each in agreements if each is not None]
-        y, agreement = self.explained(responses), min(known, default=None)
-        average = self.average(responses)
-        return Measurement(self.columns, responses, y, average, loss, self.settings.method, agreement)
-
-    def _measure_batch(
-        self, batch: Batch, check: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, float | None]:
-        """Measure one batch: responses, losses and agreement."""
-        from stride_cli.operators.exact_response import measure_exact, pearson
-        from stride_cli.operators.linear_response import measure_linear_with_loss
-
-        # the linear measurement is one backward pass: made in any case, to compare the exact one with
-        responses, losses = measure_linear_with_loss(self.steered, batch)
-        size = self.settings.batch_size
-        if self.settings.method == "exact":
-            exact = measure_exact(self.steered, batch, batch_size=size)
-            return exact, losses, pearson(exact[0], responses[0])
-        if check is None:
-            return responses, losses, None
-        exact = measure_exact(self.steered, batch, subsets=check, batch_size=size)
-        return responses, losses, pearson(exact[0], responses[0, check])
+        y, average = self.explained(responses), self.average(responses)
+        return Measurement(self.columns, responses, y, average, loss, self.settings.method)
 
     def explained(self, responses: np.ndarray) -> np.ndarray:
         """Return y of responses (Q, K)."""

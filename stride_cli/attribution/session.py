@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from stride_cli.recovery.problem import Solution
     from stride_cli.recovery.ranking import Hit
 
-_SPOT_CHECK = 16
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
 _Item = TypeVar("_Item")
 _Outcome = TypeVar("_Outcome")
@@ -350,7 +349,7 @@ class Session:
         queries = _of_good(prompts, lambda good: self.build(good, options))
         # 2. How the subsets answer those that have a query
         generated = time.perf_counter()
-        found = _of_good(queries, lambda good: self._measured_queries(pipeline, good, check=options.check))
+        found = _of_good(queries, lambda good: self._measured_queries(pipeline, good))
         # 3. Each prompt has an equal part of the time: they were asked together
         asked, good = (sum(not isinstance(each, StrideError) for each in some) for some in (prompts, queries))
         seconds = {
@@ -360,45 +359,38 @@ class Session:
         return _of_good(found, lambda good: [replace(each, seconds=dict(seconds)) for each in good])
 
     def _measured_queries(
-        self, pipeline: Pipeline | Several, queries: Sequence[Query], *, check: bool
+        self, pipeline: Pipeline | Several, queries: Sequence[Query]
     ) -> list[_Asked | StrideError]:
         """Queries of about one length are measured in one pass over the gates."""
         from stride_cli.data.batches import little_padding
 
-        # a spot check and an exact measurement's agreement are of one query
-        apart = check or pipeline.settings.method != "linear"
-        single = [place for place, query in enumerate(queries) if apart or query.parts]
-        plain = [place for place, query in enumerate(queries) if not (apart or query.parts)]
+        single = [place for place, query in enumerate(queries) if query.parts]
+        plain = [place for place, query in enumerate(queries) if not query.parts]
         groups = little_padding([len(queries[place].ids) for place in plain], self.model.length_kinds)
         found: dict[int, _Asked | StrideError] = {}
         for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
-            outcomes = self._measured_batch(pipeline, [queries[place] for place in group], check=check)
+            outcomes = self._measured_batch(pipeline, [queries[place] for place in group])
             found.update(zip(group, outcomes, strict=True))
         return [found[place] for place in range(len(queries))]
 
     def _measured_batch(
-        self, pipeline: Pipeline | Several, queries: Sequence[Query], *, check: bool
+        self, pipeline: Pipeline | Several, queries: Sequence[Query]
     ) -> list[_Asked | StrideError]:
         """Measure a batch of queries; fall back to one at a time if a query fails."""
         from stride_cli.data.batches import RememberingBatch
         from stride_cli.data.query_set import QuerySet
         from stride_cli.operators.linear_response import each_remembering
-        from stride_cli.randomness import stream
 
-        single, spot = len(queries) == 1, None
-        if check:  # steering towards each of the subsets takes a continuation: some of them do
-            order = stream(self.index.seed, "spot check").permutation(self.operators.n_subsets)
-            spot = np.sort(order[:_SPOT_CHECK])
+        single = len(queries) == 1
         try:
             rows = range(len(queries))
             batch = queries[0].batch() if single else QuerySet.from_queries(queries).batch(rows)
             whole = RememberingBatch.of(batch)
-            measured = pipeline.measure([whole], check=spot)
+            measured = pipeline.measure([whole])
         except OF_A_PROMPT as error:
             if single:
                 return [error]
-            parts = [self._measured_batch(pipeline, [query], check=check) for query in queries]
-            return [found for part in parts for found in part]
+            return [found for query in queries for found in self._measured_batch(pipeline, [query])]
         batches = [whole] if single else each_remembering(whole, [query.batch() for query in queries])
         return [
             _Asked(query, own, measured.of_query(row), {})
@@ -503,7 +495,7 @@ class Session:
             passages=passages,
             solution=solution,
             measurement=MeasurementRecord(
-                measured.method, self.index.n_subsets, measured.agreement, self.coverage, settings.models
+                measured.method, self.index.n_subsets, self.coverage, settings.models
             ),
             seconds=cast("AnswerSeconds", {**asked.seconds, "rank": ended - start}),
             document_ids={hit.document: self.index.document_id(hit.document) for hit in shown},
@@ -532,7 +524,7 @@ class Session:
 
         if (token := torn(query)) is None:
             return None
-        (asked,) = self._measured_queries(pipeline, [token], check=False)
+        (asked,) = self._measured_queries(pipeline, [token])
         (found,) = self._found(pipeline, [_raised(asked)])
         solution = _raised(found).solution
         assert solution is not None
@@ -695,7 +687,6 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
         y=pipeline.explained(responses),
         average=pipeline.average(responses),
         losses=np.mean([each.losses for each in measured], axis=0),
-        agreement=min((each.agreement for each in measured if each.agreement is not None), default=None),
     )
     seconds = {stage: sum(each.seconds[stage] for each in found) for stage in found[0].seconds}
     solutions = [each.solution for each in found if each.solution is not None]

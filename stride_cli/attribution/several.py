@@ -88,14 +88,13 @@ class Several:
         self,
         batches: Sequence[Batch],
         *,
-        check: np.ndarray | None = None,
         gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> Measurement:
         """See `Pipeline.measure`: responses and y are those of the models one after the other, (Q, C K), in
         nats of the first, whose losses are told; `scale` is (C, Q). A model whose y does not vary says
         nothing (0); where the first one's does not, the others have no scale to be put on."""
         # 1. Each model in turn, in its own nats
-        found = [each.measure(batches, check=check, gather=gather) for each in self._each()]
+        found = [each.measure(batches, gather=gather) for each in self._each()]
         # 2. s_0 / s_c of every query: at the spread of the first, each model has one voice
         spreads = [own.y.std(axis=-1, dtype=np.float64) for own in found]
         scales = [
@@ -104,14 +103,12 @@ class Several:
         scales[0] = np.ones_like(scales[0])  # also where it does not vary itself
         scaled = [scale[:, None] * own.responses for scale, own in zip(scales, found, strict=True)]
         responses = np.concatenate(scaled, axis=-1)
-        agreement = min((own.agreement for own in found if own.agreement is not None), default=None)
         return replace(
             found[0],
             columns=None,
             responses=responses,
             y=self.explained(responses),
             average=found[0].average,
-            agreement=agreement,
             scale=np.stack(scales),
         )
 

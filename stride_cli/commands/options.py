@@ -31,7 +31,7 @@ from stride_cli.permissions import Permissions
 
 FIELD = "--field "  # what begins the flags of names of fields
 # how a prompt is asked, for every day; the other options of a query are settings, and a method's
-ASKED = ("top", "bottom", "chat", "lambda_ratio", "read", "check")
+ASKED = ("top", "bottom", "chat", "lambda_ratio", "read", "verbose")
 _COMPLETERS = {
     "index": complete_index,
     "method": complete_method,

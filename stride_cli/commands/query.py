@@ -130,7 +130,7 @@ def query(
             found = answered_as_one(session, prompts, options, bad, given)
         else:
             found = answered(session, prompts, options, bad, given, together=None if text is None else 1)
-    show_answers(found, out, bad, verbose=options.check)
+    show_answers(found, out, bad, verbose=options.verbose)
     bad.leave()
 
 

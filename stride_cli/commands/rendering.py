@@ -29,8 +29,7 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
 
     Parameters
     ----------
-    verbose : bool      also two sentences on what to conclude, the certificate, time by stage, and the spot
-        check of the measurement
+    verbose : bool      also two sentences on what to conclude, the certificate, and time by stage
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
     console = console or output.console()
@@ -60,9 +59,6 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         console.print(Text(certificate, style="dim"))
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in answer.seconds.items())
         console.print(Text(stages, style="dim"))
-        if answer.measurement.agreement is not None:
-            check = f"linear and exact measurement agree at r = {answer.measurement.agreement:.4f}"
-            console.print(Text(check, style="dim"))
 
 
 def _title(record: Mapping[str, Any], pieces: Sequence[tuple[str, float]]) -> Text:

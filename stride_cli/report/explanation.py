@@ -15,7 +15,6 @@ _FELLOW = 0.5  # documents with this part of the strongest one's share stand out
 _POOR_FIT = 0.5
 _FEW_SUBSETS = 100
 _CROWDED = 0.5  # non-zeros per subset from which a good fit is no evidence
-_AGREES = 0.99
 _SURPRISING = 3.0  # nats a token: the model gave the response a probability of 5 % a token
 _LISTED = 3
 
@@ -173,7 +172,7 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
     """List reasons to be careful, the worst first: each as a clause, and as a sentence; "" for none."""
     recovery, measurement, loss = record["recovery"], record["measurement"], record["loss"]
     subsets, nonzeros, fit = measurement["subsets"], recovery["nonzeros"], recovery["r_squared"]
-    agreement, coverage, recall = measurement["agreement"], measurement["coverage"], record.get("recall")
+    coverage, recall = measurement["coverage"], record.get("recall")
     # what is recovered matters where nothing better is known of the strongest chunks
     recovered = not record.get("read") and not record.get("estimated")
     weighted = with_weight(record)
@@ -192,12 +191,6 @@ def _weaknesses(record: Record) -> list[tuple[str, str]]:
         found.append(("too many chunks share what was measured", sentence))
     if recall is not None and 2 * recall["at_least"] < recall["top"]:
         found.append(("", f"What was read may not be what matters most: {found_of(recall)}."))
-    if agreement is not None and agreement < _AGREES:
-        sentence = (
-            f"Linear and exact measurement agree only at r = {agreement:.2f}: the model does not respond "
-            "linearly here; try query.measure: exact in stride.yaml."
-        )
-        found.append(("exact measurement does not agree", sentence))
     if weighted and not weighted[0]["seen"]:
         found.append((f"the operators never saw {weighted[0]['document']}", ""))
     if hit := next((hit for hit in weighted if hit["neighbours"]), None):

@@ -249,8 +249,6 @@ def _certificate(answer: ShownAnswer) -> str:
         ("subsets", f"{measurement['subsets']:,}, {html_text(measurement['method'])} measurement"),
         ("coverage", _number(measurement["coverage"])),
     ]
-    if measurement["agreement"] is not None:
-        rows.append(("linear against exact", f"r = {measurement['agreement']:.4f}"))
     shown = "".join(f"<dt>{key}</dt><dd>{row}</dd>" for key, row in rows)
     return f"<h3>Certificate of the recovery</h3><dl>{shown}</dl>"
 

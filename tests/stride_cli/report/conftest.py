@@ -50,7 +50,7 @@ def make_record(shares: list[float] | None = None, **changes: Any) -> dict[str, 
             "r_squared": 0.93,
             "passes": 2,
         },
-        "measurement": {"method": "linear", "subsets": 400, "agreement": None, "coverage": 1.0},
+        "measurement": {"method": "linear", "subsets": 400, "coverage": 1.0},
         "seconds": {"generate": 0.1, "measure": 0.1, "recover": 0.1, "rank": 0.1},
     }
     for key, value in changes.items():

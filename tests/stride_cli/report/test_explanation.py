@@ -14,13 +14,13 @@ from stride_cli.report.explanation import asked, caveats, explain, fewer, how_fo
     shares=st.lists(st.floats(-1, 1), max_size=6),
     nonzeros=st.integers(0, 2000),
     subsets=st.integers(1, 5000),
-    numbers=st.tuples(*[st.none() | st.floats(0, 1)] * 3),
+    numbers=st.tuples(*[st.none() | st.floats(0, 1)] * 2),
     loss=st.none() | st.floats(0, 100),
 )
 def test_any_numbers_can_be_put_in_words(record, shares, nonzeros, subsets, numbers, loss) -> None:
-    fit, agreement, coverage = numbers
+    fit, coverage = numbers
     answer = record(shares, recovery__nonzeros=nonzeros, recovery__r_squared=fit, loss=loss)
-    answer["measurement"].update(subsets=subsets, agreement=agreement, coverage=coverage)
+    answer["measurement"].update(subsets=subsets, coverage=coverage)
     text = explain(answer)
     assert text.endswith(".") and "None " not in text.replace("None of", "") and "nan" not in text
     assert all(caveat.endswith(".") for caveat in caveats(answer))
