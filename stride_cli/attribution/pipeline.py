@@ -1,6 +1,8 @@
-"""From queries to influences, and what may be concluded: once for `stride query`, evaluation and audit.
+"""From queries to influences: once for `stride query`, evaluation and audit.
 
-    measure → estimate → read (exact gradients of the likeliest) → recover → rank → judge
+    measure → estimate → read (exact gradients of the likeliest) → recover
+
+`Session` ranks documents by them, and holds answers against those to null prompts.
 
 What is shown is the minimiser of one convex problem (`recovery.lasso`):
 
@@ -30,17 +32,13 @@ from stride_cli.recovery.problem import LassoSettings, Solution
 if TYPE_CHECKING:
     import torch
 
-    from stride_cli.attribution.decisive import CorpusWords
     from stride_cli.attribution.direct import Exact
     from stride_cli.attribution.estimates import Estimate
-    from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
-    from stride_cli.data.queries import Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
-    from stride_cli.recovery.ranking import Hit
     from stride_cli.recovery.shrinkage import Shrinkage
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
@@ -560,55 +558,3 @@ def shown(solution: Solution, measurement: Measurement, exact: Exact | None, set
         indices, values = indices[kept], values[kept]
     values = values + average + np.where(np.isin(indices, own, assume_unique=True), 0.0, share)
     return replace(solution, indices=indices, values=values, average=average + share, exact=own)
-
-
-# ---- 5. rank ----
-
-
-def rank(
-    solution: Solution,
-    columns: Any,
-    chunk_document: Any,
-    *,
-    top: int,
-    bottom: int,
-    seen: Any,
-    estimated: bool,
-) -> tuple[list[Hit], list[Hit]]:
-    """Rank documents by the influence of their chunks: supporters and opposers, strongest first.
-
-    Parameters
-    ----------
-    columns : (n, d)                the design
-    chunk_document : (n,) int64     document of each chunk, mapped or not
-    top, bottom, seen : as of `recovery.ranking.rank_documents`
-    estimated : bool                chunks are told apart by more than the subsets
-    """
-    from stride_cli.recovery.ranking import rank_documents, told_apart
-
-    supporters, opposers = rank_documents(
-        solution, columns, chunk_document, top=top, bottom=bottom, seen=seen
-    )
-    return (
-        told_apart(supporters, solution.exact, estimated=estimated),
-        told_apart(opposers, solution.exact, estimated=estimated),
-    )
-
-
-# ---- 6. judge ----
-
-
-def judge(
-    query: Query, strongest: Hit | None, corpus: CorpusWords, calibration: NullAnswers
-) -> Verdict | None:
-    """Hold an answer against those to null prompts; the line is a share of all influence.
-
-    Parameters
-    ----------
-    query : whose tokens' losses were measured
-    strongest : the first supporter, where there is one
-    """
-    assert query.losses is not None
-    share = 0.0 if strongest is None else strongest.share
-    held = strongest is not None and corpus.held_by(strongest.document, query.prompt)
-    return calibration.judge(query.losses, share, held)

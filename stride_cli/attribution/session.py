@@ -19,7 +19,7 @@ import numpy as np
 
 from stride_cli.attribution.answer import Answer, MeasurementRecord
 from stride_cli.attribution.options import QueryOptions, RecoveryOptions
-from stride_cli.attribution.pipeline import Measurement, judge, rank
+from stride_cli.attribution.pipeline import Measurement
 from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError
 from stride_cli.output import progress
 from stride_cli.schema.answer_records import AnswerSeconds
@@ -452,15 +452,7 @@ class Session:
         assert solution is not None
         settings, default = pipeline.settings, self.pipeline()
         # the strongest of either kind is judged, shown or not
-        ranked = rank(
-            solution,
-            self.designs.columns,
-            self.chunk_document,
-            top=max(1, options.top),
-            bottom=max(1, options.bottom),
-            seen=self.operators.seen,
-            estimated=settings.estimated,
-        )
+        ranked = self._ranked(pipeline, solution, top=max(1, options.top), bottom=max(1, options.bottom))
         supporters, opposers = ranked[0][: options.top], ranked[1][: options.bottom]
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
@@ -472,8 +464,11 @@ class Session:
         verdict, line, scale = None, None, None
         # null prompts were asked one by one, and not compared
         if self.calibration is not None and not query.parts:
-            first = next(iter(ranked[0]), None)
-            verdict = judge(query, first, self.words, self.calibration)
+            assert query.losses is not None
+            share, held = 0.0, False
+            for first in ranked[0][:1]:
+                share, held = first.share, self.words.held_by(first.document, query.prompt)
+            verdict = self.calibration.judge(query.losses, share, held)
             if verdict is not None and verdict.held and (against := self._against(pipeline, query)):
                 verdict = replace(verdict, word="contested", against=self.index.document_id(against.document))
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
@@ -517,6 +512,18 @@ class Session:
             carried=not carrying or options.passages == "carrying",
         )
 
+    def _ranked(
+        self, pipeline: Pipeline | Several, solution: Solution, *, top: int, bottom: int
+    ) -> tuple[list[Hit], list[Hit]]:
+        """Rank documents by the influence of their chunks: supporters and opposers, strongest first."""
+        from stride_cli.recovery.ranking import rank_documents, told_apart
+
+        columns, documents, seen = self.designs.columns, self.chunk_document, self.operators.seen
+        both = rank_documents(solution, columns, documents, top=top, bottom=bottom, seen=seen)
+        estimated = pipeline.settings.estimated
+        supporters, opposers = (told_apart(hits, solution.exact, estimated=estimated) for hits in both)
+        return supporters, opposers
+
     def _against(self, pipeline: Pipeline | Several, query: Query) -> Hit | None:
         """Find the document that says another thing, where the model is torn: of one token, the strongest
         documents on both sides have what the prompt is about."""
@@ -528,16 +535,8 @@ class Session:
         (found,) = self._found(pipeline, [_raised(asked)])
         solution = _raised(found).solution
         assert solution is not None
-        sides = rank(
-            solution,
-            self.designs.columns,
-            self.chunk_document,
-            top=1,
-            bottom=1,
-            seen=self.operators.seen,
-            estimated=pipeline.settings.estimated,
-        )
-        both = [hit for hits in sides for hit in hits]
+        supporters, opposers = self._ranked(pipeline, solution, top=1, bottom=1)
+        both = [*supporters, *opposers]
         has = [self.words.held_by(hit.document, query.prompt) for hit in both]
         return both[1] if len(both) == 2 and all(has) and both[1].share >= CONTESTED * both[0].share else None
 

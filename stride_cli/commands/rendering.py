@@ -36,12 +36,11 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
     record = answer.to_record()
     console.print(_title(record, answer.pieces))
     style = VERDICTS.get(record["verdict"] or "", UNJUDGED).colour
-    if verbose:
-        console.print(Text(printable(told.explain(record)), style=style))
-    elif record["verdict"] is not None or not answer.labels:
-        console.print(Text(told.verdict(record) or told.no_verdict(record), style=style))
-    for said in filter(None, [told.untrained(record), told.nothing_listed(record)]):
-        console.print(Text(said, style="yellow"))
+    judged = told.explain(record) if verbose else told.verdict(record)
+    beside = [] if verbose else [told.untrained(record), told.nothing_listed(record)]
+    for said, colour in ((judged, style), *((each, "yellow") for each in beside)):
+        if said:
+            console.print(Text(printable(said), style=colour))
     console.print(Text(told.asked(record), style="dim"))
     largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
     for heading, hits, quiet in sections(record):

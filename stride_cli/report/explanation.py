@@ -22,8 +22,19 @@ Record = Mapping[str, Any]
 
 
 def explain(record: Record) -> str:
-    """Say what to conclude, that nothing is listed, and that the model was trained on another corpus."""
-    return " ".join(filter(None, [_concluded(record), nothing_listed(record), untrained(record)]))
+    """Say what to conclude, how far to trust it and what it cannot say; then what nobody should overlook."""
+    said = [verdict(record)]
+    if record.get("verdict") not in ("guessing", "weak"):
+        looked = _looked_at(record)
+        said.append(f"{looked[0].upper()}{looked[1:]}.")
+        if with_weight(record):
+            if doubts := [clause for clause, _ in _weaknesses(record) if clause][:2]:
+                said.append(f"Read before you rely on it, as {' and '.join(doubts)}.")
+            said.append(
+                "This says what the response depends on, not whether it is true, nor whether it would be the "
+                "same without (stride verify-hit)."
+            )
+    return " ".join(filter(None, [*said, nothing_listed(record), untrained(record)]))
 
 
 def nothing_listed(record: Record) -> str:
@@ -35,39 +46,6 @@ def nothing_listed(record: Record) -> str:
     return "Nothing is listed: no document has an influence that is not zero."
 
 
-def _concluded(record: Record) -> str:
-    """Say in two sentences which documents to look at, and how far to trust that and what it cannot say."""
-    word, found = record.get("verdict"), _looked_at(record)
-    first = next(iter(_supporters(record)), None)
-    if word == "guessing":
-        shaped = "listed" if first is None else f"listed, {first['document']} first,"
-        return (
-            "Guessing: do not take this response for something that the corpus says: the model is no surer "
-            f"of it than of what it says to unrelated prompts. The documents {shaped} shaped its words, and "
-            "are no source; whether the corpus says anything on this, only a search of it can tell."
-        )
-    if word == "contested":
-        return (
-            f"{verdict(record)} The response is one of two things that the corpus says; whichever is true, "
-            "the other is in it, too."
-        )
-    if word == "weak":
-        return (
-            f"{verdict(record)} It may come from many documents together, or from what the model was trained "
-            "on before; a document that you suspect can be tested (stride verify-hit --documents)."
-        )
-    if word == "clear":
-        doubts = "" if first is None else _doubts(record)
-        trust = "Trust this as far as one can without retraining: it says"
-        if doubts:
-            trust = f"Read before you rely on it, as {doubts}; it says"
-        return (
-            f"Clear: {found}. {trust} what this response depends on, not whether it is true, nor whether it "
-            "would be the same without (stride verify-hit)."
-        )
-    return f"{found[0].upper()}{found[1:]}. {_trust_without_verdict(record)}"
-
-
 def untrained(record: Record) -> str:
     """Say that the model was not trained on this corpus; "" where it was, or nothing is known."""
     if (count := record.get("untrained")) is None:
@@ -77,10 +55,15 @@ def untrained(record: Record) -> str:
 
 
 def verdict(record: Record) -> str:
-    """Say in one sentence clear, weak or guessing, and why; "" where the index is not calibrated."""
-    word = record.get("verdict")
-    if word is None:
-        return ""
+    """Say the verdict and why, or why there is none; "" of a classifier, which has none."""
+    if (word := record.get("verdict")) is None:
+        if any("label" in hit for hit in (*record["hits"], *record["opposers"])):
+            return ""
+        if record.get("comparison"):
+            return "No verdict: a comparison is held against nothing; the documents are those that tipped it."
+        if count := record.get("pooled"):
+            return f"No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
+        return "No verdict: this index is not calibrated (stride calibrate)."
     missing = ", ".join(repr(each) for each in record.get("missing") or ())
     lacking = f" No document above the line has {missing}." if missing else ""
     if word == "guessing":
@@ -92,10 +75,10 @@ def verdict(record: Record) -> str:
     if word == "contested":
         return f"Contested: the model is torn between {first} and {judged['against']}: read both."
     if word == "weak":
-        return (
-            "Weak: the model is sure of this response, but the strongest document does not have what the "
-            f"prompt is about: name no source.{lacking}"
-        )
+        why = "but the strongest document does not have what the prompt is about"
+        if judged.get("held"):
+            why = "but hardly surer than of those to near misses, which the corpus says nothing about"
+        return f"Weak: the model is sure of this response, {why}: name no source.{lacking}"
     above, nulls = sum(bool(hit.get("above_line")) for hit in record["hits"]), judged["nulls"]
     surer = round((1 - judged["surer"]) * (nulls + 1))
     beside = f"; {_count(above, 'document')} stand out" if above > 1 else ""
@@ -103,15 +86,6 @@ def verdict(record: Record) -> str:
         f"Clear: the model is surer of this response than of those to {surer:,} of {nulls:,} unrelated "
         f"prompts, and the strongest document, {first}, has what the prompt is about{beside}."
     )
-
-
-def no_verdict(record: Record) -> str:
-    """Say in one sentence why an answer has no verdict."""
-    if record.get("comparison"):
-        return "No verdict: a comparison is held against nothing; the documents are those that tipped it."
-    if count := record.get("pooled"):
-        return f"No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
-    return "No verdict: this index is not calibrated (stride calibrate)."
 
 
 def asked(record: Record) -> str:
@@ -155,7 +129,7 @@ def found_of(recall: Record) -> str:
 
 def caveats(record: Record) -> list[str]:
     """List what to beware of in this answer, one sentence each; empty where there is nothing."""
-    weighted, found = with_weight(record), [said] if (said := untrained(record)) else []
+    weighted, found = with_weight(record), list[str]()
     if record["recovery"]["nonzeros"] and not record["hits"]:
         pass  # nothing can be said of what is not listed
     elif not weighted:
@@ -313,30 +287,6 @@ def _looked_at(record: Record) -> str:
         f"look at {first['document']}, which by our estimate moved the model towards this response more than "
         f"any other document ({held}{following})"
     )
-
-
-def _trust_without_verdict(record: Record) -> str:
-    """Say how far to trust an answer that has no verdict."""
-    doubts = _doubts(record) if with_weight(record) else ""
-    hint = "Take that for a hint" + (f", and {doubts}" if doubts else "")
-    retrain = "only retraining without them tells (stride verify-hit)"
-    if any("label" in hit for hit in (*record["hits"], *record["opposers"])):
-        return f"{hint}: whether the prediction depends on these rows, {retrain}."
-    if record.get("comparison") or record.get("pooled"):
-        asked = "a comparison" if record.get("comparison") else "prompts that are answered as one"
-        return (
-            f"{hint}: no unrelated prompts were asked that {asked} could be held against; whether it depends "
-            f"on these documents, {retrain}."
-        )
-    return (
-        f"{hint}: as this index is not calibrated (stride calibrate), nothing here tells an answer from a "
-        "guess."
-    )
-
-
-def _doubts(record: Record) -> str:
-    """Join the two worst reasons to be careful."""
-    return " and ".join([clause for clause, _ in _weaknesses(record) if clause][:2])
 
 
 def _supporters(record: Record) -> list[Record]:
