@@ -142,11 +142,11 @@ class Answer:
         line = None if self.line is None else self.in_unit(self.line)
         return None if self.verdict is None else replace(self.verdict, line=line)
 
-    @told("the prompt's two rarest words, of those that stand in no document above the line", name="missing")
+    @told("the prompt's rarest words that stand in no document above the line", name="missing", optional=True)
     def missing_words(self) -> list[str]:
         return list(self.missing)
 
-    @told("how much each scored token counts, 1 at most: by how much this prompt decides it", name="tokens")
+    @told("how much each scored token counts, 1 at most", name="tokens", optional=True)
     def token_weights(self) -> list[float]:
         return [round(float(weight), 4) for weight in self.query.weights if weight > 0]
 

@@ -1,14 +1,13 @@
-"""Answers as one row a hit: a pandas frame, CSV lines, and the table that a notebook shows."""
+"""Answers as one row a hit: a pandas frame, and the table that a notebook shows."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import IO, Any
+from typing import Any
 
-from stride_cli.characters import cell, html_text, printable, shortened
+from stride_cli.characters import html_text, shortened
 from stride_cli.errors import require_extra
 from stride_cli.schema import json_schema
 from stride_cli.schema.answer_records import VERDICTS, AnswerOfHit, sections
@@ -68,32 +67,6 @@ def frame(answer: Mapping[str, Any]) -> Any:
             for name, dtype in hit_columns().items()
         }
     )
-
-
-class CsvTable:
-    """Writes answers as CSV: a header, then one line a hit; an empty cell is None.
-
-    Text that a spreadsheet would run as a formula gets an apostrophe in front. Characters that would steer a
-    terminal are escaped.
-    """
-
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
-        self._number = 0
-        self._writer = csv.DictWriter(out, list(hit_columns()), lineterminator="\n")
-        self._writer.writeheader()
-
-    def add(self, answer: Mapping[str, Any]) -> None:
-        """Write the hits of a ``stride.answer/1`` record."""
-        self._number += 1
-        for row in hit_rows(answer, self._number):
-            self._writer.writerow(
-                {
-                    name: cell(printable(value)) if isinstance(value, str) else value
-                    for name, value in row.items()
-                }
-            )
-        self._out.flush()
 
 
 def html_table(answer: Mapping[str, Any]) -> str:

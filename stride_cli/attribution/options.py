@@ -1,4 +1,4 @@
-"""Options of recovery, queries, workers, formats and calibration."""
+"""Options of recovery, queries, workers and calibration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ class RecoveryOptions(Options):
 
     Attributes
     ----------
-    lambda_ratio : λ / λ_max
-    measure : how the subsets' responses are measured
     intercept, nonneg : of the Lasso
-    shrink : make small influences smaller, where they are mostly noise (pre-training); False: weights of the
-        Lasso as they are
-    read : read the influences of so many chunks, those that the recovery, projections and shared pairs of
-        tokens make most likely, from their own gradients; None: as many as take a few seconds
-    estimate : what chunks that are not read count with: "auto", what projections, shared pairs of tokens and
-        subsets say of them together, where there are projections; "subsets", what the recovery does
-    redundancy : the ridge, in chunks, with which those that say the same share what they explain
-        (`operators.redundancy`), where chunks that are not read are estimated; 0: they do not
+    shrink : in pre-training; False: weights of the Lasso as they are
+    read : chunks that the recovery, projections and shared pairs of tokens make most likely
+    estimate : "auto": where there are projections
+    redundancy : see `operators.redundancy`
     batch_size : steered continuations at once (exact)
     """
 
@@ -89,11 +83,8 @@ class QueryOptions(RecoveryOptions):
 
     Attributes
     ----------
-    top, bottom : supporters and opposers to show
-    max_new_tokens : length of a generated continuation
     chat : put prompts as the corpus's prompts with responses are; None: where most of it is such
-    decisive : tokens count by how much the prompt decides them (`decisive`); False: all alike
-    verbose : explain the answer, and show its certificate and time
+    decisive : see `attribution.decisive`
     passages : "carrying", the sentence of each hit that carries its influence, where chunks are read, else
         the one most like the query; "like", the latter everywhere, which takes no pass through the model;
         "none". `Session.with_passages` finds the former afterwards
@@ -133,33 +124,8 @@ class QuestionOptions(Options):
 
 
 @dataclass(frozen=True)
-class InputOptions(Options):
-    """Options for a prompt, or an item of a benchmark, that cannot be read or answered.
-
-    Attributes
-    ----------
-    on_bad : "error", it ends the command; "skip", it is told on stderr; "record", a ``stride.bad_input/1``
-        says on stdout what was wrong. With the last two the others are answered, and the exit code is 2
-    """
-
-    on_bad: str = option(
-        "error",
-        "On a bad input: abort (error), warn and go on (skip), or write a record of it (record). With the "
-        "last two the exit code is 2.",
-        choices=("error", "skip", "record"),
-        listed=True,
-        panel=MORE,
-    )
-
-
-@dataclass(frozen=True)
 class SharingOptions(Options):
-    """Options of workers; their answers are the same, but for rounding.
-
-    Attributes
-    ----------
-    workers, engine : who shares the work (`attribution.sharing`); without either this process does it
-    """
+    """Options of workers (`attribution.sharing`); their answers are the same, but for rounding."""
 
     workers: int | None = option(
         None,
@@ -177,32 +143,8 @@ class SharingOptions(Options):
 
 
 @dataclass(frozen=True)
-class FormatOptions(Options):
-    """Options of the output.
-
-    Attributes
-    ----------
-    format : "jsonl", a ``stride.answer/1`` a line; "json", one array of them; "csv", one row a hit
-        (``stride.hit_row/1``). None: lines of JSON, or text on a terminal
-    """
-
-    format: str | None = option(
-        None,
-        "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
-        choices=("json", "jsonl", "csv"),
-        listed=True,
-    )
-
-
-@dataclass(frozen=True)
 class CalibrationOptions(Options):
-    """Options of calibration.
-
-    Attributes
-    ----------
-    nulls : prompts about which no corpus says anything
-    retrain : models to train again, each without a tenth of the documents, and one with all
-    """
+    """Options of calibration, with prompts about which no corpus says anything."""
 
     nulls: int = option(
         100,

@@ -196,7 +196,7 @@ class Session:
             ``response`` a class, or "predicted"; default: the row's label). Or a finished query, for example
             from `stride_cli.data.example_queries.asked_examples`.
         options : QueryOptions
-        response, span : see `build_query`
+        response, span : see `build_queries`
         instead : str, optional      why not this response? See `stride_cli.data.queries.compared`
 
         Returns

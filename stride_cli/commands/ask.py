@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index_format.errors import IndexMismatch
-from stride_cli.attribution.options import CalibrationOptions, FormatOptions, QueryOptions, QuestionOptions
+from stride_cli.attribution.options import CalibrationOptions, QueryOptions, QuestionOptions
 from stride_cli.commands.options import ASKED, Flags, Held, Json, PromptFile, Reading, settled, with_flags
 from stride_cli.commands.prompts import BadInput, answered, read_prompts
 from stride_cli.commands.tables import next_step
@@ -92,7 +92,7 @@ def ask(
     asked = read_prompts(
         prompts or [], file, 'stride ask corpus.jsonl --model MODEL "The French Revolution began in"'
     )
-    out = AnswerOutput(FormatOptions(), json)
+    out = AnswerOutput(json)
     bad = BadInput(reading.on_bad, as_json=out.as_json)  # a bad record and a bad prompt are told alike
     path = index or beside(corpus, ".stride")
     place = replace(where, index=path)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stride_cli.attribution.options import InputOptions, SharingOptions
+from stride_cli.attribution.options import SharingOptions
 from stride_cli.audit.options import CONTROLS, AuditOptions, FindingsOptions
-from stride_cli.commands.options import READING, Asked, Flags, Json, with_flags
+from stride_cli.commands.options import READING, Asked, Flags, InputOptions, Json, with_flags
 from stride_cli.commands.panels import example
 from stride_cli.commands.prompts import BadInput
 from stride_cli.corpus.readers import ReadOptions

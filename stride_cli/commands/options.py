@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -26,7 +26,7 @@ from stride_cli.corpus.readers import Fields, ReadOptions
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec, StreamOptions
-from stride_cli.options import CORPUS, MORE, Entry, entries
+from stride_cli.options import CORPUS, MORE, Entry, Options, entries, option
 from stride_cli.permissions import Permissions
 
 FIELD = "--field "  # what begins the flags of names of fields
@@ -40,6 +40,32 @@ _COMPLETERS = {
 }
 # of stride.yaml, whose settings these are
 _SECTIONS: dict[Any, str] = {QueryOptions: "query", CalibrationOptions: "train", StreamOptions: "general"}
+
+
+@dataclass(frozen=True)
+class InputOptions(Options):
+    """Options for a prompt, or an item, that cannot be answered: its record is ``stride.bad_input/1``."""
+
+    on_bad: str = option(
+        "error",
+        "On a bad input: abort (error), warn and go on (skip), or write a record of it (record). With the "
+        "last two the exit code is 2.",
+        choices=("error", "skip", "record"),
+        listed=True,
+        panel=MORE,
+    )
+
+
+@dataclass(frozen=True)
+class FormatOptions(Options):
+    """Options of the output; None: ``stride.answer/1`` a line, or text on a terminal."""
+
+    format: str | None = option(
+        None,
+        "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
+        choices=("json", "jsonl", "csv"),
+        listed=True,
+    )
 
 
 class Flags:

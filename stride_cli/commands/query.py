@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from stride_cli import output
-from stride_cli.attribution.options import (
+from stride_cli.attribution.options import QueryOptions, QuestionOptions, SharingOptions
+from stride_cli.commands.options import (
+    ASKED,
+    Asked,
+    Flags,
     FormatOptions,
     InputOptions,
-    QueryOptions,
-    QuestionOptions,
-    SharingOptions,
+    Json,
+    PromptFile,
+    with_flags,
 )
-from stride_cli.commands.options import ASKED, Asked, Flags, Json, PromptFile, with_flags
 from stride_cli.commands.prompts import (
     BadInput,
     Prompt,
@@ -108,7 +111,7 @@ def query(
             "--show-tokens gives no answers, which --pool, --workers, --engine and --format are about",
             fix="drop one of them; --json gives a record of each prompt's tokens",
         )
-    out = AnswerOutput(written, json)
+    out = AnswerOutput(json, written.format)
     if bad_input.on_bad == "record" and out.format == "csv":
         raise UsageError(
             "--on-bad record writes JSON, and the format is csv", fix="give --on-bad skip, or --format jsonl"
@@ -214,10 +217,10 @@ class AnswerOutput:
     UsageError      --json, and a format that is no JSON
     """
 
-    def __init__(self, wanted: FormatOptions, json: bool) -> None:
-        if json and wanted.format == "csv":
+    def __init__(self, json: bool, wanted: str | None = None) -> None:
+        if json and wanted == "csv":
             raise UsageError("--json writes JSON lines, and the format is csv", fix="drop one of them")
-        self.format = wanted.format or ("jsonl" if output.wants_json(json) else "text")
+        self.format = wanted or ("jsonl" if output.wants_json(json) else "text")
 
     @property
     def as_json(self) -> bool:
@@ -228,7 +231,7 @@ class AnswerOutput:
     def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """Yield what takes one record after the other."""
         if self.format == "csv":
-            from stride_cli.attribution.frames import CsvTable
+            from stride_cli.report.answers import CsvTable
 
             yield CsvTable(sys.stdout).add
         elif self.format == "json":

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stride_cli.attribution.options import InputOptions, QueryOptions, QuestionOptions
-from stride_cli.commands.options import Flags, Held, IndexPath, Json, PromptFile, find_index, with_flags
+from stride_cli.attribution.options import QueryOptions, QuestionOptions
+from stride_cli.commands.options import (
+    Flags,
+    Held,
+    IndexPath,
+    InputOptions,
+    Json,
+    PromptFile,
+    find_index,
+    with_flags,
+)
 from stride_cli.commands.prompts import BadInput, answered, read_prompts, rows_or_prompts, stdin_lines
 from stride_cli.errors import QueryError, UsageError
 

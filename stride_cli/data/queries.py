@@ -172,48 +172,26 @@ def pooled(queries: Sequence[Query], kinds: LengthKinds | None = None) -> Query:
     )
 
 
-def build_query(
-    model: CausalLM,
-    prompt: str,
-    *,
-    response: str | None = None,
-    span: str | None = None,
-    max_new_tokens: int = 16,
-    form: Form = PLAIN,
-) -> Query:
-    """Tokenise a prompt and its response; without a response, the model continues greedily.
-
-    Parameters
-    ----------
-    prompt : str
-    response : str, optional     a given continuation: prompt and response are tokenised as one text, and a
-                                 token that holds the end of the prompt counts as response
-    span : str, optional         score only this part of the response (its first occurrence)
-    max_new_tokens : int         length of a generated continuation
-    form : see `form_of`
-
-    Raises
-    ------
-    QueryError
-        The prompt is empty or does not fit the context, the response is empty, or the span is not in it; a
-        text that is none (see `check_text`), or of which the tokenizer makes no token.
-    """
-    asked = [{"prompt": prompt, "response": response, "span": span}]
-    (found,) = build_queries(model, asked, max_new_tokens=max_new_tokens, form=form)
-    if not isinstance(found, Query):
-        raise found
-    return found
-
-
 def build_queries(
     model: CausalLM, asked: Sequence[Mapping[str, Any]], *, max_new_tokens: int = 16, form: Form = PLAIN
 ) -> list[Query | StrideError]:
-    """`build_query` of several prompts, in order; in the place of one that cannot be asked, its error.
+    """Tokenise prompts and their responses, in order; in the place of one that cannot be asked, its error.
 
     Parameters
     ----------
     asked : of "prompt" and, where there are, "messages" in its place (of a conversation, whose next turn is
-        asked for), "response", "span" and "instead" (`compared`)
+        asked for); "response", a given continuation; "span", the part of it that is scored, where it occurs
+        first; "instead" (`compared`). Prompt and response are one text: a token that holds the end of the
+        prompt counts as response. Without a response, the model continues greedily
+    max_new_tokens : length of a continuation
+    form : see `form_of`
+
+    Errors
+    ------
+    QueryError
+        The prompt is empty or does not fit the context, the response is empty, or the span is not in it; a
+        text that is none (see `check_text`), or of which the tokenizer makes no token.
+    NumericalError      the model writes what is not finite
     """
     found: dict[int, Query | StrideError] = {}
     begun: dict[int, list[int]] = {}  # number of a prompt → its tokens

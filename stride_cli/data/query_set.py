@@ -58,7 +58,7 @@ class QuerySet:
 
     @classmethod
     def from_queries(cls, queries: Sequence[Query], names: Sequence[str] | None = None) -> QuerySet:
-        """Queries as `build_query` makes them."""
+        """Queries as `build_queries` makes them."""
         return cls(
             [query.ids for query in queries],
             [query.weights for query in queries],

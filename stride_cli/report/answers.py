@@ -1,14 +1,16 @@
-"""Read answers that `stride query --json` saved, and check them against their schema."""
+"""Files of answers: read those that `stride query --json` saved, checked by their schema; write CSV."""
 
 from __future__ import annotations
 
+import csv
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from stride_cli.characters import refuse_constant, shortened
+from stride_cli.attribution.frames import hit_columns, hit_rows
+from stride_cli.characters import cell, printable, refuse_constant, shortened
 from stride_cli.errors import QueryError, UsageError
 from stride_cli.schema import json_schema
 
@@ -110,3 +112,29 @@ def _problems_of_scalar(value: Any, kinds: list[str], name: str) -> Iterator[str
         yield f"{name} is larger than any number that is measured"
     elif name.endswith(".sign") and value not in ("supports", "opposes"):
         yield f"{name} is {value!r} (expected supports or opposes)"
+
+
+class CsvTable:
+    """Writes answers as CSV: a header, then one line a hit; an empty cell is None.
+
+    Text that a spreadsheet would run as a formula gets an apostrophe in front. Characters that would steer a
+    terminal are escaped.
+    """
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._number = 0
+        self._writer = csv.DictWriter(out, list(hit_columns()), lineterminator="\n")
+        self._writer.writeheader()
+
+    def add(self, answer: Mapping[str, Any]) -> None:
+        """Write the hits of a ``stride.answer/1`` record."""
+        self._number += 1
+        for row in hit_rows(answer, self._number):
+            self._writer.writerow(
+                {
+                    name: cell(printable(value)) if isinstance(value, str) else value
+                    for name, value in row.items()
+                }
+            )
+        self._out.flush()

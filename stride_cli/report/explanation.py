@@ -31,8 +31,8 @@ def explain(record: Record) -> str:
             if doubts := [clause for clause, _ in _weaknesses(record) if clause][:2]:
                 said.append(f"Read before you rely on it, as {' and '.join(doubts)}.")
             said.append(
-                "This says what moved the model, not whether the response is true, nor whether it would be the "
-                "same without (stride verify-hit)."
+                "This says what moved the model, not whether the response is true, nor whether it would be "
+                "the same without (stride verify-hit)."
             )
     return " ".join(filter(None, [*said, nothing_listed(record), untrained(record)]))
 

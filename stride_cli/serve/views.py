@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.frames import CsvTable
 from stride_cli.attribution.passages import carried_parts, response_pieces, words
 from stride_cli.output import to_json
+from stride_cli.report.answers import CsvTable
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.corpus.forms import Form
-from stride_cli.data.queries import build_query, prompt_tokens
+from stride_cli.data.queries import prompt_tokens
+from stride_cli.data.query_files import as_query
 from stride_cli.errors import QueryError, located
 from stride_cli.output import progress
 
@@ -67,7 +68,7 @@ def answers(
     with progress(f"asking {called}", len(asked), unit="queries") as bar:
         for query in asked:
             try:
-                whole = build_query(language, query.prompt, response=query.response, form=form)
+                whole = as_query(language, query.prompt, response=query.response, form=form)
                 prompt = prompt_tokens(language, query.prompt, form)
             except QueryError as error:
                 raise located(error, f"{query.where}: {called}") from None
@@ -75,9 +76,8 @@ def answers(
             text = there.get(key)
             if not isinstance(text, str):
                 wanted = len(whole.ids) - len(prompt) + _MORE_TOKENS
-                room = min(wanted, language.context_length - len(prompt))
-                ids = list(language.generate(prompt, room))
-                text = str(language.tokenizer.decode(ids, skip_special_tokens=True))
+                ids = language.generate(prompt, min(wanted, language.context_length - len(prompt)))
+                text = str(language.tokenizer.decode(list(ids), skip_special_tokens=True))
                 kept.add(spec, {key: text})
             yield Answer(text, is_right(text, query.response))
             bar.advance()

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stride_cli.api import Answer
 from stride_cli.attribution.answer import MeasurementRecord
-from stride_cli.attribution.frames import CsvTable, html_table
+from stride_cli.attribution.frames import html_table
 from stride_cli.attribution.nats import Nats
 from stride_cli.attribution.verdict import Verdict, Word
 from stride_cli.commands.rendering import render_answer
@@ -23,6 +23,7 @@ from stride_cli.data.queries import Query
 from stride_cli.prove.hit_record import _top_documents
 from stride_cli.recovery.lasso import Solution
 from stride_cli.recovery.ranking import Hit
+from stride_cli.report.answers import CsvTable
 from stride_cli.report.contents import from_record
 from stride_cli.report.drawing import verdict_style
 from stride_cli.report.page import render_report
@@ -67,7 +68,7 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         opposers=[hit(1, -0.1)] if opposers else [],
         passages={1: passage, 2: "Short.", 3: "Other.", 9: "Against it."},
         solution=solution,
-        measurement=MeasurementRecord("linear", 300, None, 1.0, 1),
+        measurement=MeasurementRecord("linear", 300, 1.0, 1),
         seconds={"measure": 0.1},
         document_ids={1: "history/one", 2: "history/two", 3: "history/three", 9: "history/against"},
     )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stride_cli.corpus.forms import Form
-from stride_cli.data.queries import build_queries, build_query, form_of, pooled
+from stride_cli.data.queries import build_queries, form_of, pooled
+from stride_cli.data.query_files import as_query
 from stride_cli.errors import QueryError
 from stride_cli.models.length_kinds import LengthKinds
 
@@ -47,33 +48,33 @@ def model():
 
 
 def test_only_the_response_is_scored(model) -> None:
-    query = build_query(model, "abc", response="de")
+    query = as_query(model, "abc", response="de")
     assert query.response == " de" and not query.generated
     assert query.ids[0] == 0 and len(query.ids) == 1 + 3 + 3
     np.testing.assert_array_equal(query.weights, [0, 0, 0, 0, 1, 1, 1])
 
 
 def test_without_a_response_the_model_continues(model) -> None:
-    query = build_query(model, "abc", max_new_tokens=3)
+    query = as_query(model, "abc", max_new_tokens=3)
     assert query.generated and query.weights.sum() == 3 and list(query.ids[-3:]) == [7, 7, 7]
-    assert query.cut and not build_query(model, "abc", max_new_tokens=9).cut  # it ends after five tokens
+    assert query.cut and not as_query(model, "abc", max_new_tokens=9).cut  # it ends after five tokens
     model.tokenizer.decode = lambda ids, **_: "He said: “No.” "
-    assert not build_query(model, "abc", max_new_tokens=3).cut  # so does the sentence
+    assert not as_query(model, "abc", max_new_tokens=3).cut  # so does the sentence
 
 
 def test_a_span_scores_its_own_tokens(model) -> None:
     model.tokenizer = Speller()
-    query = build_query(model, "in", response="1789, when", span="1789")
+    query = as_query(model, "in", response="1789, when", span="1789")
     assert query.response == " 1789, when"
     scored = "".join(chr(token) for token, weight in zip(query.ids, query.weights, strict=True) if weight)
     assert scored == "1789"
 
 
 def test_the_context_is_filled_but_not_overrun(model) -> None:
-    assert len(build_query(model, "a" * 17, max_new_tokens=16).ids) <= 20
+    assert len(as_query(model, "a" * 17, max_new_tokens=16).ids) <= 20
     for prompt, response in (("a" * 20, None), ("a" * 10, "b" * 12)):
         with pytest.raises(QueryError, match="context is 20 tokens"):
-            build_query(model, prompt, response=response)
+            as_query(model, prompt, response=response)
 
 
 def workspace_of(model, counts: dict | None, *, table=None):
@@ -115,7 +116,7 @@ def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
     asker = SimpleNamespace(tokenizer=tokenizer, context_length=64, generate_each=lambda prompts, count: [])
     document = Document("d", prompt="What is it?", response="It is a lamp.")
     (encoded,) = DocumentTokenizer(tokenizer, block_size=64, form=form).encode_batch([document])
-    query = build_query(asker, "What is it?", response="It is a lamp.", form=form)
+    query = as_query(asker, "What is it?", response="It is a lamp.", form=form)
     ends = int(form.name == "chat")  # the document says that the answer ends
     np.testing.assert_array_equal(query.ids, encoded.tokens[: len(encoded.tokens) - ends])
     np.testing.assert_array_equal(query.weights, encoded.scored[: len(query.ids)])
@@ -156,7 +157,7 @@ def test_one_that_is_the_beginning_of_the_other_ends_there(model) -> None:
 
 def test_queries_as_one_share_its_loss(model) -> None:
     model.tokenizer = Speller()
-    first, second = build_query(model, "a", response="bc"), compare(model, "1789", "1799")
+    first, second = as_query(model, "a", response="bc"), compare(model, "1789", "1799")
     one = pooled([first, second])
     assert [part.share for part in one.parts] == [0.5, 0.5, -0.5]
     assert one.count == 2 and one.prompt == "a\nin" and len(one.ids) == len(first.ids) + len(second.ids)

@@ -10,7 +10,8 @@ import pytest
 
 from stride_cli import api
 from stride_cli.corpus.options import BuildOptions
-from stride_cli.data.queries import build_query, form_of
+from stride_cli.data.queries import form_of
+from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.models.language.bpe import train_bpe
@@ -154,7 +155,7 @@ def test_the_index_has_the_trainers_tokens_and_labels(
     elif given and kind != "text":
         # a query about a pair is the beginning of its row
         task = Workspace.open(index)
-        query = build_query(task.model, PAIRS[0][0], response=PAIRS[0][1], form=form_of(task))  # type: ignore
+        query = as_query(task.model, PAIRS[0][0], response=PAIRS[0][1], form=form_of(task))  # type: ignore
         ids = rows[0]["input_ids"][0].tolist()
         assert query.ids.tolist()[: len(ids)] == ids[: len(query.ids)] and query.weights.any()
 
