@@ -13,12 +13,13 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from index_format.reader import Index
-from stride_cli.attribution.estimates import Estimates
+from stride_cli.attribution.estimates import Estimate
 from stride_cli.data.workspace import Workspace, open_model
 from stride_cli.research.evaluation.metrics import lds
 from stride_cli.research.methods.protocol import score_all
@@ -41,15 +42,13 @@ PARTS = {
 @contextmanager
 def without_pairs(wanted: bool) -> Iterator[None]:
     """Within: estimates know nothing of shared pairs."""
-    of_query = Estimates.of_query
+    of = Estimate.of
     if wanted:
-        Estimates.of_query = lambda self, query: of_query(  # type: ignore[method-assign]
-            Estimates(self.asked, None, self.directions), query
-        )
+        Estimate.of = lambda *asked: [replace(each, pairs=None) for each in of(*asked)]  # type: ignore
     try:
         yield
     finally:
-        Estimates.of_query = of_query  # type: ignore[method-assign]
+        Estimate.of = of  # type: ignore[method-assign]
 
 
 def main() -> None:

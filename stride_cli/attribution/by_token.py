@@ -123,7 +123,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     """The chunks to read, ascending: the hits', the strongest others, and the likeliest of each token."""
     from stride_cli.attribution.defaults import default_reads
     from stride_cli.attribution.direct import Exact
-    from stride_cli.attribution.estimates import Estimates
+    from stride_cli.attribution.estimates import Estimate
     from stride_cli.data.query_set import QuerySet
 
     workspace = session.workspace
@@ -135,9 +135,9 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     if tokens * workspace.n_chunks <= _VALUES and session.pipeline().settings.estimated:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
-        found = Estimates.of(session.steered[0], queries, [batch.take(slice(0, tokens))], workspace)
+        found = Estimate.of(session.steered[0], queries, [batch.take(slice(0, tokens))], workspace)
         none = Exact(np.empty(0, np.int64), np.empty(0), 1.0, 0.0)
-        values = np.stack([found.of_query(token).given(none).prior.means for token in range(tokens)])
+        values = np.stack([each.given(none).prior.means for each in found])
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()
     # half of the room for what the whole answer is about, the other for single tokens, then what is left
     room = (most - len(wanted)) // 2

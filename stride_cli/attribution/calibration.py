@@ -24,7 +24,6 @@ from stride_cli.attribution.verdict import NullAnswers
 from stride_cli.characters import WORD
 from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import Query, build_queries, form_of, prompt_tokens
-from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.errors import UsageError
 from stride_cli.output import note, progress
 from stride_cli.randomness import stream
@@ -87,32 +86,37 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
     return answers
 
 
-def stored_calibration(index: Index) -> NullAnswers | None:
-    """The calibration of an index; None where there is none, or it is of other operators or chunks."""
-    if not index.has("calibration"):
-        return None
-    attributes = index.group_attributes("calibration")
-    if any(attributes.get(name) != value for name, value in _about(index).items()):
-        return None
-    with index.understanding("calibration"):
-        scale = attributes.get("scale")
-        names = ("losses", "shares", "held", "near")
-        losses, *others = (np.asarray(index.array(f"calibration/null_{name}")) for name in names)
-        if losses.ndim != 2 or any(each.shape != losses.shape[:1] for each in others):
-            raise ValueError(f"losses are {losses.shape}, the others {[each.shape for each in others]}")
-        shares, held, near = others
-        return NullAnswers(
-            losses, shares, held.astype(bool), near.astype(bool), None if scale is None else scale_of(scale)
-        )
+def stored_calibration(index: Index, *, replaced: bool = False) -> NullAnswers | None:
+    """The calibration of an index; None where there is none, or it is of other operators or chunks.
 
+    Parameters
+    ----------
+    replaced : it is about to be: of one that is damaged it is only told, and None comes back
 
-def readable_calibration(index: Index) -> NullAnswers | None:
-    """`stored_calibration`; None too where it is damaged, which is told: it is about to be replaced."""
+    Raises
+    ------
+    IndexDamaged
+    """
     from index_format.errors import IndexDamaged
 
+    if not index.has("calibration"):
+        return None
     try:
-        return stored_calibration(index)
+        attributes = index.group_attributes("calibration")
+        if any(attributes.get(name) != value for name, value in _about(index).items()):
+            return None
+        with index.understanding("calibration"):
+            scale = attributes.get("scale")
+            names = ("losses", "shares", "held", "near")
+            losses, *others = (np.asarray(index.array(f"calibration/null_{name}")) for name in names)
+            if losses.ndim != 2 or any(each.shape != losses.shape[:1] for each in others):
+                raise ValueError(f"losses are {losses.shape}, the others {[each.shape for each in others]}")
+            shares, held, near = others
+            known = None if scale is None else scale_of(scale)
+            return NullAnswers(losses, shares, held.astype(bool), near.astype(bool), known)
     except IndexDamaged as error:
+        if not replaced:
+            raise
         note(f"{error.message}: it is made anew, without what it said of nats (--retrain measures that)")
         return None
 
@@ -127,22 +131,16 @@ def ask(
     queries : from `null_queries`, weighed
     near : (m,) bool      near misses
     """
-    from stride_cli.data.batches import RememberingBatch
+    from stride_cli.attribution.several import in_passes
     from stride_cli.data.query_set import QuerySet
 
-    workspace, together = pipeline.workspace, pipeline.together
+    workspace = pipeline.workspace
     chunk_document = workspace.index.array("corpus/chunk_document")
     losses = np.full((len(queries), SCORED_TOKENS), np.nan)
     shares, held = np.zeros(len(queries)), np.zeros(len(queries), bool)
-    asked = QuerySet.from_queries(queries)
     with progress("measuring null prompts", len(queries), unit="responses") as bar:
-        for start in range(0, len(queries), together):
-            stop = min(start + together, len(queries))
-            rows = asked.groups(workspace.model, QUERY_TOKENS, np.arange(start, stop))
-            batches = [RememberingBatch.of(asked.batch(group)) for group in rows]
-            order = np.concatenate(rows)
-            found = pipeline.influences(asked.take(order), batches, pipeline.measure(batches))
-            for number, solution in zip(order.tolist(), found, strict=True):
+        for rows, found in in_passes(pipeline, QuerySet.from_queries(queries)):
+            for number, solution in zip(rows.tolist(), found, strict=True):
                 documents, influences, _ = document_influences(solution, chunk_document)
                 own = queries[number].losses
                 assert own is not None
@@ -151,7 +149,7 @@ def ask(
                     shares[number] = influences.max() / solution.total
                     strongest = words_of(workspace, int(documents[np.argmax(influences)]))
                     held[number] = corpus.held(queries[number].prompt, strongest)
-            bar.advance(stop - start)
+            bar.advance(len(rows))
     return NullAnswers(losses, shares, held, near)
 
 

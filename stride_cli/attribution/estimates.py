@@ -24,7 +24,7 @@ from stride_cli.recovery.posterior import Posterior
 from stride_cli.recovery.problem import Prior
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.shared_pairs import PairScores, QueryPairs
+    from stride_cli.attribution.shared_pairs import QueryPairs
     from stride_cli.data.batches import Batch
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
@@ -45,48 +45,14 @@ Projected = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Estimates:
-    """Estimates of all chunks' influences on Q queries, by one model.
+class Estimate:
+    """Estimates of all chunks' influences on one query, by one model.
 
     They are computed part by part as they are asked for: of 10⁸ chunks each query's were 800 MB.
 
     Attributes
     ----------
-    asked : AskedProjections      of the queries; every chunk has a projection
-    pairs : PairScores or None    what chunks share with the queries
-    directions : Redundancy or None    in which near-duplicates say the same
-    """
-
-    asked: AskedProjections
-    pairs: PairScores | None = None
-    directions: Redundancy | None = None
-
-    @classmethod
-    def of(
-        cls, steered: SteeredModel, queries: QuerySet, batches: Sequence[Batch], workspace: Workspace
-    ) -> Estimates:
-        """Estimate for queries, which `batches` hold in order."""
-        from stride_cli.attribution.shared_pairs import pair_scores
-
-        projections = steered.operators.projections
-        assert projections is not None
-        pairs = pair_scores(queries, workspace.chunks, workspace.model.vocab_size)
-        asked = projections.asked(query_gradients(steered, batches))
-        return cls(asked, pairs, steered.operators.redundancy)
-
-    def of_query(self, query: int) -> Estimate:
-        """The estimates of one query."""
-        pairs = None if self.pairs is None else self.pairs.of(query)
-        return Estimate(self.asked, query, pairs, self.directions)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Estimates of one query.
-
-    Attributes
-    ----------
-    asked : AskedProjections     of all queries
+    asked : AskedProjections     of all queries; every chunk has a projection
     query : int                  its number
     pairs : QueryPairs or None   that chunks share with it
     directions : Redundancy or None    in which near-duplicates say the same
@@ -96,6 +62,20 @@ class Estimate:
     query: int
     pairs: QueryPairs | None = None
     directions: Redundancy | None = None
+
+    @classmethod
+    def of(
+        cls, steered: SteeredModel, queries: QuerySet, batches: Sequence[Batch], workspace: Workspace
+    ) -> list[Estimate]:
+        """Estimate for each of some queries, which `batches` hold in order."""
+        from stride_cli.attribution.shared_pairs import pair_scores
+
+        projections = steered.operators.projections
+        assert projections is not None
+        pairs = pair_scores(queries, workspace.chunks, workspace.model.vocab_size)
+        asked = projections.asked(query_gradients(steered, batches))
+        same = steered.operators.redundancy
+        return [cls(asked, query, pairs.of(query), same) for query in range(len(queries))]
 
     def given(self, exact: Exact, ridge: float = 0.0) -> Posteriors:
         """What chunks can be given these estimates and some exact values, in the unit of the latter.

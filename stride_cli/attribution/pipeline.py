@@ -436,7 +436,7 @@ class Pipeline:
         gradients where these fit
         """
         from stride_cli.attribution.direct import direct_scale
-        from stride_cli.attribution.estimates import Estimates
+        from stride_cli.attribution.estimates import Estimate
         from stride_cli.data.batches import RememberingBatch
 
         count = len(measurement.y)
@@ -448,8 +448,7 @@ class Pipeline:
             batches = [RememberingBatch.of(batch) for batch in batches]
         if not self.settings.estimated:
             return [None] * count, batches
-        found = Estimates.of(self.steered, queries, batches, self.workspace)
-        return [found.of_query(query) for query in range(count)], batches
+        return Estimate.of(self.steered, queries, batches, self.workspace), batches
 
     def read(
         self, chosen: Sequence[np.ndarray], batches: Sequence[Batch], measurement: Measurement

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from stride_cli.attribution.nats import Nats, choose_scale
-from stride_cli.data.batches import RememberingBatch
-from stride_cli.data.query_set import QUERY_TOKENS, QuerySet
+from stride_cli.attribution.several import in_passes
+from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 from stride_cli.recovery.problem import dense
@@ -66,12 +66,8 @@ def predicted_sums(
     """Add up influences of what is removed, (sets, n) bool: (sets, Q) float64, and the sizes of all, (Q,), as
     answers have them by default."""
     found, totals = np.zeros((len(removed), len(queries))), np.zeros(len(queries))
-    for start in range(0, len(queries), pipeline.together):
-        rows = np.arange(start, min(start + pipeline.together, len(queries)))
-        groups = queries.groups(pipeline.workspace.model, QUERY_TOKENS, rows)
-        batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
-        measured = pipeline.measure(batches)
-        influences = dense(pipeline.influences(queries.take(rows), batches, measured))
+    for rows, solutions in in_passes(pipeline, queries):
+        influences = dense(solutions)
         found[:, rows] = removed.astype(np.float64) @ influences.T
         totals[rows] = np.abs(influences).sum(axis=1)
     return found, totals

@@ -101,7 +101,7 @@ class Session:
         ModelError        a model cannot be loaded, or a checkpoint is gone
         StageMissing      the index has no operators yet
         """
-        from stride_cli.attribution.calibration import readable_calibration, stored_calibration
+        from stride_cli.attribution.calibration import stored_calibration
         from stride_cli.attribution.defaults import recovery_defaults
         from stride_cli.data.workspace import Workspace, open_index
         from stride_cli.operators.checkpoints import open_checkpoints, stored_designs
@@ -118,7 +118,7 @@ class Session:
             chunk_document=index.array("corpus/chunk_document"),
             defaults=recovery_defaults(index, workspace.model, operators.fit, attributes.get("recipe")),
             checkpoints=open_checkpoints(index, workspace.model),
-            calibration=(readable_calibration if recalibrate else stored_calibration)(index),
+            calibration=stored_calibration(index, replaced=recalibrate),
         )
         with index.understanding("operators"):
             opened._try_out()
@@ -250,10 +250,9 @@ class Session:
             )
         pipeline = self.pipeline(options)
         found: list[_Asked] = []
-        for start in range(0, len(queries), _together(pipeline)):
-            some: Sequence[Mapping[str, Any]] = [
-                {"prompt": query} for query in queries[start : start + _together(pipeline)]
-            ]
+        step = _together(pipeline)
+        for start in range(0, len(queries), step):
+            some = [{"prompt": query} for query in queries[start : start + step]]
             with progress("asking the model"):
                 asked = [_raised(each) for each in self._measured(pipeline, some, options)]
             found += [_raised(each) for each in self._found(pipeline, asked)]
@@ -364,11 +363,12 @@ class Session:
         """Queries of about one length are measured in one pass over the gates."""
         from stride_cli.data.batches import little_padding
 
-        single = [place for place, query in enumerate(queries) if query.parts]
         plain = [place for place, query in enumerate(queries) if not query.parts]
         groups = little_padding([len(queries[place].ids) for place in plain], self.model.length_kinds)
+        together = [[plain[at] for at in group] for group in groups]
+        together += [[place] for place, query in enumerate(queries) if query.parts]
         found: dict[int, _Asked | StrideError] = {}
-        for group in [*([place] for place in single), *([plain[at] for at in each] for each in groups)]:
+        for group in together:
             outcomes = self._measured_batch(pipeline, [queries[place] for place in group])
             found.update(zip(group, outcomes, strict=True))
         return [found[place] for place in range(len(queries))]

@@ -146,6 +146,18 @@ class Several:
         return self.open(0, self.settings).average(np.split(responses, self.count, axis=-1)[0])
 
 
+def in_passes(pipeline: Pipeline | Several, queries: QuerySet) -> Iterator[tuple[np.ndarray, list[Solution]]]:
+    """Measure queries and find their influences, as many together as fit: yields their rows and solutions."""
+    from stride_cli.data.batches import RememberingBatch
+    from stride_cli.data.query_set import QUERY_TOKENS
+
+    for start in range(0, len(queries), pipeline.together):
+        rows = np.arange(start, min(start + pipeline.together, len(queries)))
+        groups = queries.groups(pipeline.workspace.model, QUERY_TOKENS, rows)
+        batches = [RememberingBatch.of(queries.batch(group)) for group in groups]
+        yield rows, pipeline.influences(queries.take(rows), batches, pipeline.measure(batches))
+
+
 def mean_solution(solutions: Sequence[Solution]) -> Solution:
     """Average several models' weights.
 

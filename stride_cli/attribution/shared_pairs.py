@@ -109,11 +109,6 @@ class QueryPairs:
         """False where all scores are the same."""
         return self.deviation > 0
 
-    @property
-    def spread(self) -> float:
-        """The standard deviation of the scores; 1 where all are the same."""
-        return self.deviation or 1.0
-
     def standard(self, rows: slice | np.ndarray) -> np.ndarray:
         """At mean 0 and variance 1 (0 where all are the same): of a range of chunks, or of given ones."""
         if isinstance(rows, slice):
@@ -124,7 +119,7 @@ class QueryPairs:
             found = np.zeros(len(rows))
             _, places, some = np.intersect1d(rows, self.chunks, assume_unique=True, return_indices=True)
         found[places] = self.scores[some]
-        return (found - self.mean) / self.spread
+        return (found - self.mean) / (self.deviation or 1.0)
 
 
 def _occurrences(

@@ -1,21 +1,16 @@
-"""Sessions in workers: prompts and samples shared out, and answered as one process would its share."""
+"""Sessions in workers: a share of prompts or samples is answered as one process would."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.answer import Answer
-from stride_cli.attribution.options import QueryOptions, SharingOptions
-from stride_cli.attribution.session import TOGETHER, Session, until_broken
-from stride_cli.errors import StrideError
-from stride_cli.output import progress
+from stride_cli.attribution.session import TOGETHER, Session
 from stride_cli.parallel import Workers, opened_once
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.options import SharingOptions
     from stride_cli.data.workspace import WorkspacePath
 
 # of a file, whoever answers: with a share's prompts its last digits would change. Enough for eight workers,
@@ -59,51 +54,7 @@ def shared_out(work: SessionWork, jobs: Iterable[Any], sharing: SharingOptions) 
         yield from workers.in_order(jobs)
 
 
-class SharedSession:
-    """Answers prompts as a `Session` does, each share of them in a worker.
-
-    Parameters
-    ----------
-    place : WorkspacePath      the index, its model, device and precision
-    sharing : SharingOptions
-    """
-
-    def __init__(self, place: WorkspacePath, sharing: SharingOptions) -> None:
-        self._place, self._sharing = place, sharing
-
-    def outcomes(
-        self,
-        prompts: Iterable[Mapping[str, Any] | StrideError],
-        options: QueryOptions | None = None,
-        *,
-        total: int | None = None,
-    ) -> Iterator[Answer | StrideError]:
-        """See `Session.outcomes`.
-
-        Parameters
-        ----------
-        total : how many prompts there are, where that is known: shares are made so that all workers get some
-        """
-        work = SessionWork(self._place, partial(answer_prompts, options=options or QueryOptions()))
-        broken: list[StrideError] = []
-        arriving, size = until_broken(prompts, broken), prompts_of_a_share(total)
-        shares = iter(lambda: list(islice(arriving, size)), [])
-        with progress("answering", total, unit="prompts") as bar:
-            for outcomes in shared_out(work, shares, self._sharing):
-                for outcome in outcomes:
-                    bar.advance()
-                    yield outcome
-        if broken:
-            raise broken[0]
-
-
-def prompts_of_a_share(total: int | None) -> int:
-    """Count the prompts of a share: at most those of one pass, and fewer, so that all workers get some."""
-    return TOGETHER if total is None else max(1, min(TOGETHER, -(-total // _SHARES)))
-
-
-def answer_prompts(
-    session: Session, prompts: Sequence[Mapping[str, Any] | StrideError], *, options: QueryOptions
-) -> list[Answer | StrideError]:
-    """Answer a share of prompts together."""
-    return list(session.outcomes(prompts, options, together=len(prompts)))
+def prompts_of_a_share(total: int) -> int:
+    """Count the prompts of a share: at most those of one pass, as of a `total` that is not known (0), and
+    fewer, so that all workers get some."""
+    return min(TOGETHER, -(-total // _SHARES)) or TOGETHER

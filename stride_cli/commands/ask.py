@@ -126,7 +126,7 @@ def ask(
         ) from None
     # who writes to stdin waits for each answer
     together = 1 if prompts == ["-"] else None
-    found = answered(session, asked, options, bad, asdict(question), together=together)
+    found = answered(session.outcomes, asked, options, bad, asdict(question), together=together)
     last = show_answers(found, out, bad, verbose=options.verbose)
     plain = question == QuestionOptions() and not options.chat
     if last is not None and plain and out.format == "text":

@@ -8,6 +8,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +22,10 @@ from stride_cli.data.query_files import prompt_id, prompt_texts
 from stride_cli.errors import EXIT_USAGE, QueryError, StrideError, UsageError, first_line, located
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.options import QueryOptions
+    from stride_cli.attribution.answer import Answer
+    from stride_cli.attribution.options import QueryOptions, SharingOptions
     from stride_cli.attribution.session import Session
-    from stride_cli.attribution.sharing import SharedSession
+    from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.answer_records import BadInputRecord
 
 ARGUMENTS = "arguments"
@@ -96,8 +99,11 @@ class BadInput:
             raise typer.Exit(EXIT_USAGE)
 
 
+Outcomes = Iterator["Answer | StrideError"]
+
+
 def answered(
-    session: Session | SharedSession,
+    outcomes: Callable[..., Outcomes],
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
@@ -108,6 +114,7 @@ def answered(
 
     Parameters
     ----------
+    outcomes : `Session.outcomes`, or `shared_outcomes` of a place and workers
     given : "response", "span" and "instead" of prompts that have none of their own
     known : "together", see `Session.query_all`; or "total", the number of prompts that workers share
     """
@@ -118,12 +125,41 @@ def answered(
             waiting.append(prompt)
             yield prompt.asked if isinstance(prompt.asked, StrideError) else {**given, **prompt.asked}
 
-    for outcome in session.outcomes(asked(), options, **known):
+    for outcome in outcomes(asked(), options, **known):
         prompt = waiting.popleft()
         if isinstance(outcome, StrideError):
             _take(bad, prompt, outcome)
         else:
             yield prompt, outcome
+
+
+def shared_outcomes(
+    place: WorkspacePath,
+    sharing: SharingOptions,
+    prompts: Iterable[Mapping[str, Any] | StrideError],
+    options: QueryOptions,
+    *,
+    total: int,
+) -> Outcomes:
+    """Answer prompts as `Session.outcomes` does, each share of them in a worker; `total` is 0 if not known."""
+    from stride_cli.attribution.session import until_broken
+    from stride_cli.attribution.sharing import SessionWork, prompts_of_a_share, shared_out
+
+    broken: list[StrideError] = []
+    arriving, size = until_broken(prompts, broken), prompts_of_a_share(total)
+    shares = iter(lambda: list(islice(arriving, size)), [])
+    work = SessionWork(place, partial(_answer_share, options=options))
+    with output.progress("answering", total or None, unit="prompts") as bar:
+        for found in shared_out(work, shares, sharing):
+            for outcome in found:
+                bar.advance()
+                yield outcome
+    if broken:
+        raise broken[0]
+
+
+def _answer_share(session: Session, prompts: Sequence[Any], *, options: QueryOptions) -> list[Any]:
+    return list(session.outcomes(prompts, options, together=len(prompts)))
 
 
 def answered_as_one(

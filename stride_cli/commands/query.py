@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -31,13 +32,13 @@ from stride_cli.commands.prompts import (
     count_prompts,
     read_prompts,
     rows_or_prompts,
+    shared_outcomes,
 )
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.models.kinds import refuse_classifier
 from stride_cli.options import MORE
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.sharing import SharedSession
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.schema.index_records import QueryTokensRecord
@@ -122,8 +123,12 @@ def query(
         _show_tokens(where, prompts, options, given, json)
         return
     if sharing.shared:
+        from index_format.reader import Index
+
         assert file is not None
-        found = answered(_shared(where, sharing), prompts, options, bad, given, total=count_prompts(file))
+        refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
+        outcomes = partial(shared_outcomes, where, sharing)  # no model is opened here
+        found = answered(outcomes, prompts, options, bad, given, total=count_prompts(file))
     else:
         from stride_cli import api
 
@@ -132,7 +137,8 @@ def query(
         if pool:
             found = answered_as_one(session, prompts, options, bad, given)
         else:
-            found = answered(session, prompts, options, bad, given, together=None if text is None else 1)
+            together = None if text is None else 1
+            found = answered(session.outcomes, prompts, options, bad, given, together=together)
     show_answers(found, out, bad, verbose=options.verbose)
     bad.leave()
 
@@ -184,25 +190,13 @@ def show_answers(
         for _, answer in found:
             render_answer(answer, verbose=verbose)
         return answer
+    from stride_cli.report.explanation import answer_record
+
     with out.opened() as take:
         bad.emit = take
         for prompt, answer in found:
-            named = replace(answer, id=prompt.id)
-            if verbose:
-                from stride_cli.report.explanation import explain
-
-                named = replace(named, explanation=explain(named.to_record()))
-            take(named.to_record())
+            take(answer_record(answer, name=prompt.id, verbose=verbose))
     return answer
-
-
-def _shared(where: WorkspacePath, sharing: SharingOptions) -> SharedSession:
-    """Open what shares prompts out to workers; no model is opened here."""
-    from index_format.reader import Index
-    from stride_cli.attribution.sharing import SharedSession
-
-    refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
-    return SharedSession(where, sharing)
 
 
 class AnswerOutput:

@@ -128,6 +128,6 @@ def _ask(
     from stride_cli.report.contents import from_answer
 
     with progress("asking", len(prompts), unit="queries") as bar:
-        for prompt, answer in answered(session, prompts, options, bad, asdict(question)):
+        for prompt, answer in answered(session.outcomes, prompts, options, bad, asdict(question)):
             yield from_answer(session, answer, name=prompt.id)
             bar.advance()

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stride_cli.attribution.answer import Answer
 
 STANDS_OUT = 0.1  # a document with this share of the total influence stands out …
 _AHEAD = 3.0  # … if it has so many times the share of an average chunk in the solution
@@ -35,6 +39,13 @@ def explain(record: Record) -> str:
                 "the same without (stride verify-hit)."
             )
     return " ".join(filter(None, [*said, nothing_listed(record), untrained(record)]))
+
+
+def answer_record(answer: Answer, *, name: str | None, verbose: bool) -> dict[str, Any]:
+    """Make the record that `stride query --json` prints, explained where it is to be `verbose`."""
+    named = replace(answer, id=name)
+    record = named.to_record()
+    return replace(named, explanation=explain(record)).to_record() if verbose else record
 
 
 def nothing_listed(record: Record) -> str:

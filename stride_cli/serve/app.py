@@ -19,6 +19,7 @@ from stride_cli.options import entries
 from stride_cli.output import to_json
 from stride_cli.prove.options import HitOptions, HitQuestion
 from stride_cli.report.drawing import verdict_style
+from stride_cli.report.explanation import answer_record
 from stride_cli.schema.answer_records import UNJUDGED, VERDICTS
 from stride_cli.serve.guard import Address, Guard
 from stride_cli.serve.indexes import ServedIndex, Shelf
@@ -26,14 +27,7 @@ from stride_cli.serve.options import LARGEST_BODY
 from stride_cli.serve.questions import Question, option_value, parse_json, parse_question, text_value
 from stride_cli.serve.refusals import Refusal, error_record, status_of
 from stride_cli.serve.verification import Verifications
-from stride_cli.serve.views import (
-    FORMATS,
-    answer_record,
-    document_record,
-    exported,
-    passages_record,
-    tokens_record,
-)
+from stride_cli.serve.views import FORMATS, document_record, exported, passages_record, tokens_record
 from stride_cli.serve.worker import Ask, Worker
 from stride_cli.version import __version__
 
@@ -88,7 +82,7 @@ class Service:
             return StreamingResponse(self._lines(index, question), media_type="application/x-ndjson")
         asked = self.worker.ask(Ask(index, question.single(), question.options))
         answer = await asyncio.wrap_future(asked)
-        return _json(answer_record(answer, name=question.ids[0], explain=question.explain))
+        return _json(answer_record(answer, name=question.ids[0], verbose=question.explain))
 
     async def detail(self, record: Callable[..., Any], request: Request) -> Response:
         """Give a further record of an answer: its passages, or its tokens."""
@@ -182,7 +176,7 @@ class Service:
                     if isinstance(found, StrideError):
                         raise found
                     answer = await asyncio.wrap_future(found)
-                    record: Mapping[str, Any] = answer_record(answer, name=name, explain=question.explain)
+                    record: Mapping[str, Any] = answer_record(answer, name=name, verbose=question.explain)
                 except Exception as error:
                     record = _bad_input(error, line, name)
                 yield to_json(record) + "\n"

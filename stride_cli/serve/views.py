@@ -6,7 +6,6 @@ import io
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +32,6 @@ _METHOD = (
     "`whole`; the answer's influences may be recovered from subsets or made smaller, and differ from that"
 )
 _SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
-
-
-def answer_record(answer: Answer, *, name: str | None, explain: bool) -> dict[str, Any]:
-    """Make the record that `stride query --json` prints."""
-    named = replace(answer, id=name)
-    if explain:
-        from stride_cli.report.explanation import explain as explained
-
-        named = replace(named, explanation=explained(named.to_record()))
-    return named.to_record()
 
 
 def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> PassagesRecord:

@@ -15,7 +15,7 @@ from index_format.errors import IndexExists
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli import api, parallel
-from stride_cli.attribution.estimates import Estimates
+from stride_cli.attribution.estimates import Estimate
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.query_set import QuerySet
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
@@ -114,7 +114,7 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
         query = api.as_query(session.model, "The Directory", response="followed the Convention")
         steered = SteeredModel.of(session.model, session.operators)
         asked = QuerySet.from_queries([query])
-        found = Estimates.of(steered, asked, [query.batch()], session.workspace).asked
+        found = Estimate.of(steered, asked, [query.batch()], session.workspace)[0].asked
         return found.estimates(0, n_chunks)[0]
 
     session = api.Session.open(copied, model=api.open_model(Index.open(copied), ModelSpec(device="cpu")))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stride_cli.attribution.direct import Exact, exact_products, influence_unit
-from stride_cli.attribution.estimates import Estimates
+from stride_cli.attribution.estimates import Estimate
 from stride_cli.attribution.pipeline import average_influence
 from stride_cli.data.batches import ChunkReader, pad_batch
 from stride_cli.data.query_set import QuerySet
@@ -164,10 +164,10 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     offsets = average_influence(responses, sizes)
     products = exact_products(steered, [asked], chunks, rows)
     exact = factors[:, None] * products - offsets[:, None]
-    found = Estimates.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks))
+    found = Estimate.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks))
     for query in range(3):
         none = Exact(np.empty(0, np.int64), np.empty(0), factors[query], offsets[query])
-        own = found.of_query(query).given(none)
+        own = found[query].given(none)
         assert np.corrcoef(exact[query], own.prior.means)[0, 1] > 0.3
         assert own.prior.means.argmax() == [3, 17, 30][query]  # each query is a chunk of the corpus
         # estimates are off by as much as they say, in the unit of exact values
@@ -175,7 +175,7 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
         some = errors > 0
         assert 0.6 < np.sqrt(np.mean(np.square((values - exact[query])[some] / errors[some]))) < 1.6
         every = Exact(rows, products[query], factors[query], offsets[query])
-        whole = found.of_query(query).given(every).prior
+        whole = found[query].given(every).prior
         np.testing.assert_allclose(whole.means, exact[query])
         assert not whole.spreads.any()
 
