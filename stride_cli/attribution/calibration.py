@@ -24,7 +24,6 @@ from stride_cli.attribution.verdict import NullAnswers
 from stride_cli.characters import WORD
 from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import Query, build_queries, form_of, prompt_tokens
-from stride_cli.errors import UsageError
 from stride_cli.output import note, progress
 from stride_cli.randomness import stream
 from stride_cli.recovery.ranking import document_influences
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from stride_cli.models.language.causal_lm import CausalLM
 
 FORM = 3  # of influences and nulls: before 2, zero was the average chunk; before 3, all tokens counted alike
+_ARRAYS = ("losses", "shares", "held", "near")
 SCORED_TOKENS = 16  # of a null prompt's response
 _PROMPT_TOKENS = (6, 9, 12)  # of an unrelated prompt
 _BEGINNING = (4, 10)  # words of a document's beginning, at least and below
@@ -57,20 +57,11 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
 
     Raises
     ------
-    UsageError          the index is of a classifier
-    IndexReadOnly       it is a URL or a zip file
     NumericalError      see `Pipeline`
     """
     from index_format.writer import GroupWriter
 
-    workspace = pipeline.workspace
-    index = workspace.index
-    if workspace.model.table is not None:
-        raise UsageError(
-            f"index '{index.path}' is of a classifier, of which there are no null prompts",
-            fix="compare rows of known cause instead (stride evaluate --help)",
-        )
-    corpus = CorpusWords.of(workspace)
+    index, corpus = pipeline.workspace.index, CorpusWords.of(pipeline.workspace)
     queries, near = null_queries(corpus, nulls)
     answers = replace(ask(pipeline, corpus, queries, near), scale=scale)
     about = _about(index) | {"nulls": [{"prompt": q.prompt, "response": q.response} for q in queries]}
@@ -78,10 +69,11 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:
-        writer.append("calibration/null_losses", answers.losses)
-        writer.append("calibration/null_shares", answers.shares)
-        writer.append("calibration/null_held", answers.held.astype(np.uint8))
-        writer.append("calibration/null_near", answers.near.astype(np.uint8))
+        for name in _ARRAYS:
+            values = getattr(answers, name)
+            writer.append(
+                f"calibration/null_{name}", values.astype(np.uint8) if values.dtype == bool else values
+            )
         writer.publish(about)
     return answers
 
@@ -107,8 +99,7 @@ def stored_calibration(index: Index, *, replaced: bool = False) -> NullAnswers |
             return None
         with index.understanding("calibration"):
             scale = attributes.get("scale")
-            names = ("losses", "shares", "held", "near")
-            losses, *others = (np.asarray(index.array(f"calibration/null_{name}")) for name in names)
+            losses, *others = (np.asarray(index.array(f"calibration/null_{name}")) for name in _ARRAYS)
             if losses.ndim != 2 or any(each.shape != losses.shape[:1] for each in others):
                 raise ValueError(f"losses are {losses.shape}, the others {[each.shape for each in others]}")
             shares, held, near = others

@@ -128,9 +128,8 @@ def words_of(workspace: Workspace, document: int) -> frozenset[str]:
     chunks = workspace.index.document_chunks(document)
     ids = [workspace.chunks.chunk(int(row))[0] for row in chunks]
     decode = workspace.model.tokenizer.decode
-    return (
-        frozenset(_folded(str(decode(np.concatenate(ids), skip_special_tokens=True)))) if ids else frozenset()
-    )
+    text = decode(np.concatenate(ids), skip_special_tokens=True) if ids else ""
+    return frozenset(_folded(str(text)))
 
 
 def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool) -> Query:

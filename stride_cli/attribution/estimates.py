@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -148,15 +148,6 @@ def shared_credit(
     return Shared(directions, total * directions.values / (directions.values + ridge + 1.0))
 
 
-class _Range(NamedTuple):
-    """Of a range of chunks, (t,) float64 each: estimates, the standard deviations of their errors, what pairs
-    predict."""
-
-    values: np.ndarray
-    spread: np.ndarray
-    predicted: np.ndarray
-
-
 @dataclass(frozen=True)
 class Posteriors:
     """Every chunk's influence on one query given its projection, part by part.
@@ -207,12 +198,13 @@ class Posteriors:
         posterior = Posterior.learnt(values[some] / spread[some])
         return cls(n_chunks, projected, exact, posterior, pairs, slope, shared)
 
-    def _range(self, start: int, stop: int) -> _Range:
+    def _range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Estimates of a range of chunks, the standard deviations of their errors, what pairs predict."""
         values, spread = self.projected(start, stop)
         predicted = np.zeros(stop - start)
         if self.pairs is not None and self.slope:
             predicted = self.slope * self.pairs.standard(slice(start, stop))
-        return _Range(values, spread, predicted)
+        return values, spread, predicted
 
     @cached_property
     def prior(self) -> Prior:
@@ -249,12 +241,13 @@ class Posteriors:
             first, last = np.searchsorted(self.exact.chunks, [start, stop])
             others = values.copy()
             others[self.exact.chunks[first:last] - start] = -np.inf
-            above += self._above(_Range(others, spread, predicted), thresholds)
+            above += self._above(others, spread, predicted, thresholds)
         return above
 
-    def _above(self, part: _Range, thresholds: np.ndarray) -> np.ndarray:
+    def _above(
+        self, values: np.ndarray, spread: np.ndarray, predicted: np.ndarray, thresholds: np.ndarray
+    ) -> np.ndarray:
         """`expected_above` of a range of chunks."""
-        values, spread, predicted = part
         # chunks whose estimates are many errors below the least threshold add nothing to any count
         least = thresholds.min()
         near = np.flatnonzero((spread > 0) & (values > least - _FARTHEST * spread))

@@ -139,12 +139,8 @@ class Settings:
     def like(self, other: Settings) -> bool:
         """Tell whether influences are the same, up to how exactly they are measured and read."""
         # not method and reads: more exact ones measure the same
-        return (self.lasso, self.estimated, self.redundancy, self.shrinkage) == (
-            other.lasso,
-            other.estimated,
-            other.redundancy,
-            other.shrinkage,
-        )
+        same = replace(other, method=self.method, reads=self.reads, batch_size=self.batch_size)
+        return replace(same, models=self.models) == self
 
     def shrunk(self, solution: Solution) -> Solution:
         """The solution with small differences from the average chunk made smaller.
@@ -171,7 +167,6 @@ class Measurement:
                                     `additive_measurement`; as they are where no intercept is fitted
     average : (Q,) float64          that influence, in the unit of w; 0 where no intercept is fitted
     losses : (Q,) float64           mean nats per scored token
-    method : "linear" or "exact"
     scale : (Q,) float64 or float   what responses were multiplied by; of C models (C, Q)
     """
 
@@ -180,7 +175,6 @@ class Measurement:
     y: np.ndarray
     average: np.ndarray
     losses: np.ndarray
-    method: str
     scale: Any = 1.0
 
     def take(self, rows: slice | np.ndarray) -> Measurement:
@@ -336,7 +330,7 @@ class Pipeline:
             )
         # 3. y, in which the Lasso explains them
         y, average = self.explained(responses), self.average(responses)
-        return Measurement(self.columns, responses, y, average, loss, self.settings.method)
+        return Measurement(self.columns, responses, y, average, loss)
 
     def explained(self, responses: np.ndarray) -> np.ndarray:
         """Return y of responses (Q, K)."""

@@ -29,14 +29,13 @@ _PROMPT = 8  # tokens that a part has before it, where its chunk is long enough
 _FEWEST_DOCUMENTS = 40
 
 
-def measure_scale(pipeline: Pipeline | Several, models: int, *, workers: int | None = None) -> Nats:
+def measure_scale(pipeline: Pipeline | Several, models: int) -> Nats:
     """Train 2 ``models`` models by the recipe of the index's own, and fit the scale; interrupted, it goes on.
 
     Parameters
     ----------
     pipeline : as answers are found by default
     models : without a tenth of the documents, from a seed of its own each, beside one with all
-    workers : models trained at once
 
     Raises
     ------
@@ -53,7 +52,7 @@ def measure_scale(pipeline: Pipeline | Several, models: int, *, workers: int | N
     trainer, seeds = open_trainer(workspace, queries), subset_seeds(workspace.seed, models).tolist()
     pairs = zip(removed, seeds, strict=True)
     jobs = [Job(mask, seed) for part, seed in pairs for mask in (np.ones_like(part), ~part)]
-    losses = np.stack([each.losses for each in retrain(trainer, jobs, store=store, workers=workers)])
+    losses = np.stack([each.losses for each in retrain(trainer, jobs, store=store)])
     measured = losses[1::2] - losses[::2]
     # 3. What influences say of the same parts, and the scale between the two
     sums, totals = predicted_sums(pipeline, queries, removed)

@@ -164,9 +164,8 @@ class Session:
         """Share of all chunks that the operators have seen: not those that were appended after the fit."""
         from index_format.shards import ranges
 
-        seen, total = self.operators.seen, 0
-        for start, stop in ranges(len(seen)):
-            total += int(np.count_nonzero(seen[start:stop]))
+        seen = self.operators.seen
+        total = sum(int(np.count_nonzero(seen[start:stop])) for start, stop in ranges(len(seen)))
         return total / self.index.n_chunks if self.index.n_chunks else 0.0
 
     @property
@@ -490,7 +489,7 @@ class Session:
             passages=passages,
             solution=solution,
             measurement=MeasurementRecord(
-                measured.method, self.index.n_subsets, self.coverage, settings.models
+                settings.method, self.index.n_subsets, self.coverage, settings.models
             ),
             seconds=cast("AnswerSeconds", {**asked.seconds, "rank": ended - start}),
             document_ids={hit.document: self.index.document_id(hit.document) for hit in shown},
@@ -595,19 +594,21 @@ class Session:
         UsageError         the index is of a classifier
         IndexReadOnly      it is a URL or a zip file
         """
+        from index_format.location import local_directory
         from stride_cli.attribution.calibration import calibrate
         from stride_cli.attribution.options import CalibrationOptions
+        from stride_cli.models.kinds import refuse_classifier
 
+        # refused before anything is asked or trained
+        fix = "compare rows of known cause instead (stride evaluate --help)"
+        refuse_classifier(self.index, "there are no null prompts of one", fix=fix)
+        local_directory(self.index.path)
         begun = time.perf_counter()
         options, pipeline = options or CalibrationOptions(), self.pipeline()
         scale = self.calibration.scale if self.calibration else None
         if options.retrain:
-            from index_format.location import local_directory
             from stride_cli.attribution.scale import measure_scale
-            from stride_cli.models.kinds import refuse_classifier
 
-            refuse_classifier(self.index, "influences in nats", fix="leave out --retrain")
-            local_directory(self.index.path)  # refused before hours of training
             scale = measure_scale(pipeline, options.retrain)
         self.calibration = calibrate(pipeline, options.nulls, scale)
         return {

@@ -94,8 +94,9 @@ class NullAnswers:
     def judge(self, losses: np.ndarray, share: float, held: bool) -> Verdict | None:
         """The verdict on an answer; `line` is a share of all influence.
 
-        Parameters ---------- losses : (S,) float64   of the response's scored tokens, nats; null prompts'
-        responses are cut to as many
+        Parameters
+        ----------
+        losses : (S,) float64   of the response's scored tokens, nats; null prompts' are cut to as many
         share : float           of all influence, that the strongest document has
         held : bool             whether that document has what the prompt is about
 

@@ -99,11 +99,8 @@ class BadInput:
             raise typer.Exit(EXIT_USAGE)
 
 
-Outcomes = Iterator["Answer | StrideError"]
-
-
 def answered(
-    outcomes: Callable[..., Outcomes],
+    outcomes: Callable[..., Iterator[Answer | StrideError]],
     prompts: Iterable[Prompt],
     options: QueryOptions,
     bad: BadInput,
@@ -140,8 +137,8 @@ def shared_outcomes(
     options: QueryOptions,
     *,
     total: int,
-) -> Outcomes:
-    """Answer prompts as `Session.outcomes` does, each share of them in a worker; `total` is 0 if not known."""
+) -> Iterator[Answer | StrideError]:
+    """Answer prompts as `Session.outcomes` does, each share in a worker; `total` is 0 where not known."""
     from stride_cli.attribution.session import until_broken
     from stride_cli.attribution.sharing import SessionWork, prompts_of_a_share, shared_out
 

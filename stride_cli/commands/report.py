@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,8 +24,6 @@ from stride_cli.commands.prompts import BadInput, answered, read_prompts, rows_o
 from stride_cli.errors import QueryError, UsageError
 
 if TYPE_CHECKING:
-    from stride_cli.api import Session
-    from stride_cli.commands.prompts import Prompt
     from stride_cli.report.contents import ShownAnswer
     from stride_cli.schema.answer_records import ReportRecord
 
@@ -77,9 +74,9 @@ def report(
     """
     from index_format.durable import replace_file
     from stride_cli import api
-    from stride_cli.output import emit, note, wants_json
+    from stride_cli.output import emit, note, progress, wants_json
     from stride_cli.report.answers import parse_answers, read_answers
-    from stride_cli.report.contents import from_record
+    from stride_cli.report.contents import from_answer, from_record
     from stride_cli.report.drawing import check_place
     from stride_cli.report.page import render_report
 
@@ -100,7 +97,11 @@ def report(
         where = replace(where, index=find_index(index))
         session = api.open(where)
         wanted = list(rows_or_prompts(session, asked, texts, file, asdict(question)))
-        shown, name = list(_ask(session, wanted, options, bad, question)), where.index.name
+        shown, name = [], where.index.name
+        with progress("asking", len(wanted), unit="queries") as bar:
+            for prompt, answer in answered(session.outcomes, wanted, options, bad, asdict(question)):
+                shown.append(from_answer(session, answer, name=prompt.id))
+                bar.advance()
     if not shown:
         bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
@@ -119,15 +120,3 @@ def report(
         queries = "1 query" if len(shown) == 1 else f"{len(shown)} queries"
         note(f"wrote {out}: {queries}, {size / 1024:,.0f} KiB, {seconds:.1f} s")
     bad.leave()
-
-
-def _ask(
-    session: Session, prompts: list[Prompt], options: QueryOptions, bad: BadInput, question: QuestionOptions
-) -> Iterator[ShownAnswer]:
-    from stride_cli.output import progress
-    from stride_cli.report.contents import from_answer
-
-    with progress("asking", len(prompts), unit="queries") as bar:
-        for prompt, answer in answered(session.outcomes, prompts, options, bad, asdict(question)):
-            yield from_answer(session, answer, name=prompt.id)
-            bar.advance()

@@ -44,7 +44,7 @@ def model():
     def generate_each(prompts, count):
         return [[7] * min(count, 5, 20 - len(ids)) for ids in prompts]
 
-    return SimpleNamespace(tokenizer=Letters(), context_length=20, generate_each=generate_each)
+    return SimpleNamespace(tokenizer=Letters(), table=None, context_length=20, generate_each=generate_each)
 
 
 def test_only_the_response_is_scored(model) -> None:
@@ -113,7 +113,9 @@ def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
     tokenizer = train_bpe(
         ["What is it? It is a lamp, and no oil is in it."], vocab_size=300, context_length=64
     )
-    asker = SimpleNamespace(tokenizer=tokenizer, context_length=64, generate_each=lambda prompts, count: [])
+    asker = SimpleNamespace(
+        tokenizer=tokenizer, table=None, context_length=64, generate_each=lambda prompts, count: []
+    )
     document = Document("d", prompt="What is it?", response="It is a lamp.")
     (encoded,) = DocumentTokenizer(tokenizer, block_size=64, form=form).encode_batch([document])
     query = as_query(asker, "What is it?", response="It is a lamp.", form=form)
