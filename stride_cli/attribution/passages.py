@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _REPLACEMENT = "\ufffd"
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer → token → its text
 _SHARE = 0.1  # of the step of exact measurement: a query's own gradient bends losses sooner than a subset's
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?\n]+(?:[\"')\]]+)?|[^.!?\n]+$")
 
 
@@ -325,7 +325,7 @@ def _strongest_run(spans: list[tuple[int, int]], total: np.ndarray, width: int) 
 
 def words(text: str) -> list[str]:
     """Lower-cased words of a text, in order."""
-    return _WORD.findall(text.lower())
+    return WORD.findall(text.lower())
 
 
 def sentences(text: str) -> list[str]:
@@ -364,16 +364,10 @@ def best_passage(text: str, query: str, weights: dict[str, float], *, width: int
     return _cut(best, wanted, width)
 
 
-def matching_spans(text: str, query: str) -> list[tuple[int, int]]:
-    """Find words of the query, longer than three letters, in ``text``: (start, stop) characters."""
-    wanted = {word for word in words(query) if len(word) > 3 or word.isdigit()}
-    return [match.span() for match in _WORD.finditer(text) if match.group().lower() in wanted]
-
-
 def _cut(sentence: str, wanted: Sequence[str] | set[str], width: int) -> str:
     if len(sentence) <= width:
         return sentence
-    shared = [match.start() for match in _WORD.finditer(sentence) if match.group().lower() in wanted]
+    shared = [match.start() for match in WORD.finditer(sentence) if match.group().lower() in wanted]
     start = max(0, min((shared[0] if shared else 0) - width // 4, len(sentence) - width))
     piece = sentence[start : start + width].strip()
     return ("…" if start else "") + piece + ("…" if start + width < len(sentence) else "")

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from stride_cli import output
 from stride_cli.attribution.frames import influence_text
-from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import one_line, printable, shortened
 from stride_cli.report import explanation as told
+from stride_cli.report.contents import matching_spans
 from stride_cli.schema.answer_records import DECIDED, UNJUDGED, VERDICTS, sections
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.attribution.passages import carried_parts, template_opening
+from stride_cli.attribution.passages import WORD, carried_parts, template_opening, words
 from stride_cli.schema.answer_records import DECIDED
 
 if TYPE_CHECKING:
@@ -128,6 +128,12 @@ def concentration(values: np.ndarray, n_chunks: int) -> Concentration | None:
     held = np.cumsum(-np.sort(-np.abs(values)))
     counts = np.unique(np.round(np.geomspace(1, len(values), _CURVE_POINTS)).astype(np.int64))
     return Concentration(counts, held[counts - 1] / held[-1], n_chunks)
+
+
+def matching_spans(text: str, query: str) -> list[tuple[int, int]]:
+    """Find words of the query, longer than three letters, in ``text``: (start, stop) characters."""
+    wanted = {word for word in words(query) if len(word) > 3 or word.isdigit()}
+    return [match.span() for match in WORD.finditer(text) if match.group().lower() in wanted]
 
 
 def _pictures(session: Session, answer: Answer) -> list[str]:

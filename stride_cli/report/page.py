@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stride_cli.attribution.frames import influence_text
-from stride_cli.attribution.passages import matching_spans
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.contents import ShownAnswer, ShownHit
+from stride_cli.report.contents import ShownAnswer, ShownHit, matching_spans
 from stride_cli.report.drawing import asset, html_page, verdict_style
 from stride_cli.report.explanation import asked, caveats, explain, fewer, flags, how_found
 from stride_cli.report.plots import concentration_plot, response_plot

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import re
 import time
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from stride_cli.attribution.passages import carried_parts, response_pieces, words
+from stride_cli.attribution.passages import WORD, carried_parts, response_pieces, words
 from stride_cli.output import to_json
 from stride_cli.report.answers import CsvTable
 
@@ -168,7 +167,6 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
     return written.getvalue()
 
 
-_WORD = re.compile(r"\w+")  # as of `passages.words`, with its place
 _COMMON = (
     "a an and are as at be been but by can for from had has have he her his in into is it its not of on or "
     "she that the their there they this to was were which who will with"
@@ -192,7 +190,7 @@ def verbatim_runs(text: str, asked: str) -> list[tuple[int, int, int]]:
     list of (start, stop, words) of `text`: characters, and how many words; ascending, none in another
     """
     wanted = words(asked)
-    found = [(match.group().lower(), *match.span()) for match in _WORD.finditer(text)]
+    found = [(match.group().lower(), *match.span()) for match in WORD.finditer(text)]
     document = [word for word, _, _ in found]
     runs: list[tuple[int, int, int]] = []
     at = 0

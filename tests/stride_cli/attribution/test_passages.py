@@ -12,7 +12,6 @@ from stride_cli.attribution.passages import (
     Carried,
     best_passage,
     carrying_span,
-    matching_spans,
     rarity,
     sentences,
     template_opening,
@@ -22,6 +21,7 @@ from stride_cli.corpus.documents import Document
 from stride_cli.corpus.forms import PLAIN, Form, render
 from stride_cli.demo.demo_model import MODEL
 from stride_cli.models.language.checkpoint import load_tokenizer
+from stride_cli.report.contents import matching_spans
 
 
 class Pieces:
