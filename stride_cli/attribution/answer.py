@@ -270,7 +270,7 @@ class Answer:
 
     measurement: MeasurementRecord = key()
     explanation: str | None = key(
-        "two sentences on what to conclude, how far to trust it and what it cannot say, with --verbose",
+        "what to conclude, how far to trust it and what it cannot say, with --verbose",
         default=None,
         lacking=True,
     )

@@ -29,7 +29,7 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
 
     Parameters
     ----------
-    verbose : bool      also two sentences on what to conclude, the certificate, and time by stage
+    verbose : bool      also what to conclude, the certificate, and time by stage
     console : rich's Console, optional      default: a new one on stdout (it honours NO_COLOR)
     """
     console = console or output.console()

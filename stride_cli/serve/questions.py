@@ -35,7 +35,7 @@ class Question:
     ids : of each, where it gave one
     many : bool                 "prompts" was given, so that the answer is JSON Lines
     options : QueryOptions
-    explain : bool              two sentences with the record
+    explain : bool              an explanation with the record
     rest : what else a request of its kind may hold
     """
 
