@@ -55,6 +55,6 @@ def shared_out(work: SessionWork, jobs: Iterable[Any], sharing: SharingOptions) 
 
 
 def prompts_of_a_share(total: int) -> int:
-    """Count the prompts of a share: at most those of one pass, as of a `total` that is not known (0), and
-    fewer, so that all workers get some."""
-    return min(TOGETHER, -(-total // _SHARES)) or TOGETHER
+    """Count the prompts of a share: at most those of one pass, and fewer, so that all workers get some; one
+    where the `total` is not known (0)."""
+    return max(1, min(TOGETHER, -(-total // _SHARES)))
