@@ -24,6 +24,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "null": (type(None),),
+    "array": (list,),
 }
 
 
