@@ -5,9 +5,10 @@ something else. A token counts by
 
     .8^t  p log(p / q)⁺ / (1.001 − p)
 
-with t its place among tokens that do not repeat the prompt's words, p its probability, and q the mean of its probabilities after the same prompt
-with its rare words exchanged for others of the corpus. The division makes log-odds of the loss, as TRAK has
-them (Park et al., 2023): what a model knows by heart has next to no loss, nor a gradient of it.
+with t its place among tokens that do not repeat the prompt's words, which do not count, p its probability,
+and q the mean of its probabilities after the same prompt with its rare words exchanged for others of the
+corpus. The division makes log-odds of the loss, as TRAK has them (Park et al., 2023): what a model knows by
+heart has next to no loss, nor a gradient of it.
 """
 
 from __future__ import annotations
