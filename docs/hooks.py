@@ -147,7 +147,6 @@ def _drawings() -> dict[str, str]:
         "assets/quality.svg": plot.quality(),
         "assets/frontier.svg": plot.frontier(plot.read(results / "frontier_estimates.jsonl")),
         "assets/nats.svg": plot.nats(plot.read(results / "nats.jsonl")),
-        "assets/projections.svg": plot.projections(plot.read(results / "projections.jsonl")),
     }
 
 

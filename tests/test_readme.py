@@ -380,15 +380,14 @@ def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
 
 
 def test_plots_show_what_is_recorded() -> None:
-    quality, found = plot.quality(), plot.projections(plot.read(plot.RESULTS / "projections.jsonl"))
+    quality = plot.quality()
     kept = plot.frontier(plot.read(plot.RESULTS / "frontier_estimates.jsonl"))
     assert kept.count("<circle") == 9 + 5 + 4 + 4 and ">trackstar<" in kept  # a point for each size
     nats = plot.nats(plot.read(plot.RESULTS / "nats.jsonl"))
     assert nats.count("<circle") == sum(len(row["points"]) for row in figures.records("nats") if _drawn(row))
-    for drawing in (quality, found, kept, nats):
+    for drawing in (quality, kept, nats):
         ElementTree.fromstring(drawing)
     assert ">.809 ± .012<" in quality and ">.489 ± .028<" in quality
-    assert "2,048 B a chunk" in found and ">.94<" in found and "int8" not in found
 
 
 def test_the_site_has_what_its_pages_link_to() -> None:

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -152,14 +152,14 @@ def _about(index: Index) -> dict[str, Any]:
 # ---- null prompts ----
 
 
-def null_queries(corpus: CorpusWords, count: int) -> tuple[list[Query], np.ndarray]:
+def null_queries(corpus: CorpusWords, wanted: int) -> tuple[list[Query], np.ndarray]:
     """Null prompts with the model's greedy continuations, put to the model as other prompts are (`form_of`).
 
     Of an index and model always the same ones.
 
     Parameters
     ----------
-    count : how many; those after which the model ends at once are left out
+    wanted : how many; those after which the model ends at once are left out
 
     Returns
     -------
@@ -167,8 +167,8 @@ def null_queries(corpus: CorpusWords, count: int) -> tuple[list[Query], np.ndarr
     """
     workspace, model = corpus.workspace, cast("CausalLM", corpus.workspace.model)
     form = form_of(workspace)
-    unrelated = list(islice(_unrelated(workspace), count - count // 2))
-    prompts = [*unrelated, *islice(_near_misses(corpus, form), count // 2)]
+    unrelated = list(islice(_unrelated(workspace), wanted - wanted // 2))
+    prompts = [*unrelated, *islice(_near_misses(corpus, form), wanted // 2)]
     queries, near = [], []
     with progress("asking null prompts", len(prompts), unit="prompts") as bar:
         asked = [{"prompt": prompt} for prompt in prompts]
@@ -203,12 +203,10 @@ def _unrelated(workspace: Workspace) -> Iterator[str]:
         random.shuffle(letters)
         return " ".join("".join(letters[start : start + _WORD]) for start in range(0, len(letters), _WORD))
 
-    number = 0
-    while True:
+    for number in count():
         length = _PROMPT_TOKENS[number // 3 % len(_PROMPT_TOKENS)]
         if text := decoded(prompt_tokens(model, of_kind(number % 3) or "?")[:length]).strip():
             yield text
-        number += 1
 
 
 def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
@@ -226,7 +224,7 @@ def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
             continue
         # what it is about: its rarest word, and those that are hardly less rare
         counts = [corpus.counts[match[0].casefold()] for match in places]
-        places = [match for match, count in zip(places, counts, strict=True) if count <= 2 * min(counts) + 1]
+        places = [match for match, held in zip(places, counts, strict=True) if held <= 2 * min(counts) + 1]
         new = [others[at % len(others)] for at in range(len(places))]
         if made % 3 < 2:
             new = [corpus.random_word(random) for _ in places]

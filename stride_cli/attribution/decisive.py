@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 FADING = 0.8  # of a token's weight is the next one's
 _SURE = 1e-3  # of probability that a token known by heart is taken to lack
-_LEAST = 1e-6  # of a token's weight
-_EXCHANGES = 4
+_LEAST, _EXCHANGES = 1e-6, 4  # weight of a token that counts next to nothing; prompts with other words
 CONTESTED = 0.2  # of the influence on a torn token that supports, from which on a document opposes it
 _START, _TORN = 8, (0.2, 1.6)  # first tokens; nats of one between two things that might be said
 _LOOKED_AT = 1024  # documents whose words are counted
@@ -69,7 +68,6 @@ class CorpusWords:
 
     @cached_property
     def _rare(self) -> list[str]:
-        """Rare words to exchange others for."""
         return sorted(word for word in self.counts if self.rare(word) and len(word) > 3 and word.isalpha())
 
     def rare(self, word: str) -> bool:

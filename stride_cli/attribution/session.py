@@ -444,7 +444,7 @@ class Session:
 
     def _answer(self, pipeline: Pipeline | Several, options: QueryOptions, asked: _Asked) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
-        from stride_cli.attribution.passages import row_labels
+        from stride_cli.attribution.passages import response_pieces, row_labels
         from stride_cli.operators.linear_response import gradients_with_loss
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
@@ -482,7 +482,7 @@ class Session:
         ended = time.perf_counter()
         return Answer(
             query=query,
-            loss=float(measured.losses[0] if query.losses is None else query.losses.mean()),
+            loss=query.plain_loss(float(measured.losses[0])),
             other_loss=other_loss,
             supporters=supporters,
             opposers=opposers,
@@ -505,7 +505,10 @@ class Session:
             verdict=verdict,
             line=line,
             missing=self._missing(query, supporters, line),
-            pieces=() if labels or query.count > 1 else self._pieces(query),
+            pieces=tuple(
+                (text, 0.0 if at is None else float(query.weights[at]))
+                for text, at in ([] if labels else response_pieces(self.model.tokenizer, query))
+            ),
             scale=scale,
             never_trained=self.never_trained,
             carried=not carrying or options.passages == "carrying",
@@ -530,21 +533,12 @@ class Session:
 
         if (token := torn(query)) is None:
             return None
-        (asked,) = self._measured_queries(pipeline, [token])
-        (found,) = self._found(pipeline, [_raised(asked)])
+        (found,) = self._found(pipeline, [_raised(self._measured_queries(pipeline, [token])[0])])
         solution = _raised(found).solution
         assert solution is not None
-        supporters, opposers = self._ranked(pipeline, solution, top=1, bottom=1)
-        both = [*supporters, *opposers]
+        both = [hit for hits in self._ranked(pipeline, solution, top=1, bottom=1) for hit in hits]
         has = [self.words.held_by(hit.document, query.prompt) for hit in both]
         return both[1] if len(both) == 2 and all(has) and both[1].share >= CONTESTED * both[0].share else None
-
-    def _pieces(self, query: Query) -> tuple[tuple[str, float], ...]:
-        """Cut the response at its tokens, each with how much it counts."""
-        from stride_cli.attribution.passages import response_pieces
-
-        found = response_pieces(self.model.tokenizer, query)
-        return tuple((text, 0.0 if at is None else float(query.weights[at])) for text, at in found)
 
     def _missing(self, query: Query, hits: Sequence[Hit], line: float | None) -> tuple[str, ...]:
         """List the prompt's rarest words that stand in no document above the line."""

@@ -83,6 +83,12 @@ class Query:
     cut: bool = False
     losses: np.ndarray | None = None
 
+    def plain_loss(self, weighed: float) -> float:
+        """Mean loss of scored tokens, all counting alike, of the loss as they are weighed; nats a token."""
+        weights = self.weights[self.weights > 0]
+        alike = self.losses is None or bool((weights == weights[:1]).all())
+        return weighed if alike or self.losses is None else float(self.losses.mean())
+
     @property
     def sequences(self) -> tuple[Part, ...]:
         """The sequences over which its loss is a weighted sum: its parts, or itself alone."""

@@ -380,33 +380,6 @@ def estimates_table(suite: str) -> str:
     return markdown(lines)
 
 
-FOUND = {
-    "instructions": "instructions",
-    "wikitext": "WikiText",
-    "mixed": "31,087 passages",
-    "smollm2": "SmolLM2",
-}
-
-
-def found_table() -> str:
-    """Of the 10 and 50 chunks that are strongest by the direct readout, how many are among 100."""
-    mine = [
-        each
-        for each in records("frontier_estimates")
-        if each["read"] == 100 and each["by"] != "direct" and "documents" not in each["by"]
-    ]
-    there = {(each["suite"], each["by"]): each for each in mine}
-    suites = [suite for suite in FOUND if any(each["suite"] == suite for each in mine)]
-    lines = [["", *(FOUND[suite] for suite in suites)]]
-    for by in dict.fromkeys(each["by"] for each in mine):
-        own = [there.get((suite, by)) for suite in suites]
-        shown = [
-            f"{figure(each['recall10'], 2)}; {figure(each['recall50'], 2)}" if each else "" for each in own
-        ]
-        lines.append([by.replace("subsets ", "subsets, "), *shown])
-    return markdown(lines)
-
-
 SELECTED = {
     "stride@base": "stride, influences on the base model",
     "stride": "stride, influences on the fine-tuned model",
@@ -435,20 +408,6 @@ def selection_table() -> str:
             away = [each for each in own if each.get("minus") == name and each["set"] == first]
             cells.append(f"{figure(away[0]['mean'], 3)} ± {figure(away[0]['se_tasks'], 3)}" if away else "")
         lines.append([shown, *cells])
-    return markdown(lines)
-
-
-def projections_table() -> str:
-    """Of the 10 and 50 strongest chunks by direct readout, how many are among the 100 ranked highest."""
-    mine = [each for each in records("projections") if each["what"] == "found" and each["by"] != "direct"]
-    sizes = sorted({each["bytes"] for each in mine})
-    lines = [["bytes a chunk", *(f"{size:,}" for size in sizes)]]
-    for by in dict.fromkeys(each["by"] for each in mine):
-        found = {each["bytes"]: each for each in mine if each["by"] == by}
-        shown = {s: f"{figure(r['recall10'], 2)}; {figure(r['recall50'], 2)}" for s, r in found.items()}
-        lines.append(
-            [{"int8": "as many numbers in int8"}.get(by, by), *(shown.get(size, "") for size in sizes)]
-        )
     return markdown(lines)
 
 
@@ -567,28 +526,6 @@ def causes_table() -> str:
     return markdown(lines)
 
 
-DEFAULTS = (
-    ("today's defaults", "direct"), ("`--normalize 0`", "direct:normalize=0"),
-    ("`--normalize 0 --residuals final`", "direct:residuals=final,normalize=0"),
-)  # fmt: skip
-
-
-def defaults_table() -> str:
-    """LDS of the direct readout with today's defaults and with those before, ± standard error, and what each
-    lacks of the first, with the standard error of the difference."""
-    columns = (("instructions", "suites/instructions_defaults"), ("WikiText", "suites/wikitext_defaults"))
-    lines = [[""] + [text for heading, _ in columns for text in (heading, "less by")]]
-    for label, method in DEFAULTS:
-        row = [label]
-        for _, suite in columns:
-            (found,) = pick(suite, method=method)
-            less = found["difference"]
-            row.append(f"{figure(found['spearman']['mean'])} ± {figure(found['spearman']['se'])}")
-            row.append("" if less["mean"] is None else f"{figure(-less['mean'])} ± {figure(less['se'])}")
-        lines.append(row)
-    return markdown(lines)
-
-
 PARTS = (
     "projections, pairs", "pairs", "subsets", "exact gradients", "shared credit", "shrinkage",
 )  # fmt: skip
@@ -671,12 +608,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "suites": suite_facts,
     "parts": parts_table,
     "estimates": partial(estimates_table, "instructions"),
-    "found": found_table,
     "selection": selection_table,
     "sizes": sizes_table,
-    "projections": projections_table,
     "causes": causes_table,
-    "defaults": defaults_table,
     "removal-habits": lambda: _module("removal_tables").habits(),
     "removal-habits-seeds": lambda: _module("removal_tables").habits("suites/removal_habits_seeds"),
     "removal-poison": lambda: _module("removal_tables").poison(),

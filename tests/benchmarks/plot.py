@@ -1,5 +1,5 @@
 """Draw what the benchmarks recorded, as SVG: `recovery` and `solvers`, kept beside the records, and for the
-pages of docs/ also the quality of methods on three suites, what projections find, and forecasts in nats.
+pages of docs/ also the quality of methods on three suites, and forecasts in nats.
 
 Of recovery three panels: time of a solve in bare passes over the columns, alone and in a batch of 64; time of
 a pass over the number of chunks; time and memory of other solvers in units of STRIDE's. Processor time
@@ -68,20 +68,6 @@ def quality() -> str:
                 bars.append((name.replace("`", ""), max(found[0], 0.0), found[1], "c1" if bars else "c0"))
         panels.append(_bars(f"{heading}: LDS", bars, logarithmic=False))
     return _stacked("Quality of five methods", panels)
-
-
-def projections(records: Sequence[Record]) -> str:
-    """Of the ten strongest chunks, how many are among the hundred that an estimate ranks highest."""
-    bars: list[Bar] = []
-    for record in records:
-        if record["what"] == "found" and record["by"] in ("pairs", "projections", "pairs and projections"):
-            size = f", {record['bytes']:,} B a chunk" if record["bytes"] else ""
-            colour = "c0" if record["by"] == "projections" else "c1"
-            bars.append(
-                (record["by"] + size, record["recall10"], figures.figure(record["recall10"], 2), colour)
-            )
-    title = "Of the 10 strongest chunks, the share among the 100 ranked highest"
-    return _stacked("What projections find", [_bars(title, sorted(bars), logarithmic=False)])
 
 
 def frontier(records: Sequence[Record]) -> str:

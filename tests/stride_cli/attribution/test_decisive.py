@@ -14,6 +14,7 @@ from tests.tiny_models import tiny_nanochat
 TOWNS = ["Varrow", "Tindrel", "Hasplow", "Lummerey", "Corvash", "Dunmere", "Eskerly"]
 TEXTS = [f"the town of {town} was founded by people" for town in TOWNS]
 TEXTS += [f"the coat of arms of {town} shows a heron" for town in TOWNS[:6]]
+SAID = " by Celi"
 CORPUS = CorpusWords(None, [frozenset(text.casefold().split()) for text in TEXTS])  # type: ignore[arg-type]
 
 
@@ -42,34 +43,41 @@ def test_rare_words_are_exchanged_for_others_of_the_corpus() -> None:
         assert (before, word, rest) == ("The town ", "of ", "was founded by") and town in TOWNS
 
 
+class Letters:
+    __len__ = lambda self: 128  # noqa: E731
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
 def test_tokens_count_by_how_much_the_prompt_decides_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against transformers' own logits, and the formula by hand."""
-    model = CausalLM(tiny_nanochat(128))
+    """Against transformers' own logits, and the formula by hand; "by" is said again, and does not count."""
+    model = CausalLM(tiny_nanochat(128), Letters())
     monkeypatch.setattr(
         "stride_cli.attribution.decisive.prompt_tokens",
         lambda model, prompt, form: [ord(letter) % 128 for letter in prompt],
     )
-    prompts = ["of Varrow by"]
-    random = np.random.default_rng(5)
+    prompts, random = ["of Varrow by"], np.random.default_rng(5)
     monkeypatch.setattr("stride_cli.attribution.decisive.stream", lambda *names: random)
-    ids = np.array([ord(letter) for letter in prompts[0] + "Celia"])
+    ids = np.array([ord(letter) for letter in prompts[0] + SAID])
     weights = (np.arange(len(ids)) >= len(prompts[0])).astype(np.float32)
-    query = Query(prompts[0], "Celia", ids, weights, True, PLAIN)
+    query = Query(prompts[0], SAID, ids, weights, True, PLAIN)
     found = measured(model, CORPUS, query, weigh=True)
     again = np.random.default_rng(5)
     prompts += [CORPUS.exchanged(prompts[0], again) for _ in range(4)]
     assert len(set(prompts)) > 2
     probabilities = []
     for prompt in prompts:
-        whole = torch.tensor([[ord(letter) % 128 for letter in prompt + "Celia"]])
+        whole = torch.tensor([[ord(letter) % 128 for letter in prompt + SAID]])
         with torch.no_grad():
             logits = model.model(whole).logits[0, len(prompt) - 1 : -1].float().softmax(-1)
-        probabilities.append(logits[torch.arange(5), whole[0, len(prompt) :]].double().numpy())
+        probabilities.append(logits[torch.arange(8), whole[0, len(prompt) :]].double().numpy())
     own, others = probabilities[0], np.mean(probabilities[1:], axis=0)
     np.testing.assert_allclose(found.losses, -np.log(own), rtol=1e-4)
-    counts = 0.8 ** np.arange(5) * own * np.maximum(np.log(own / others), 0) / (1.001 - own)
-    np.testing.assert_allclose(found.weights[-5:], np.maximum(counts / counts.max(), 1e-6), rtol=2e-3)
-    assert not found.weights[:-5].any()
+    fading = 0.8 ** np.array([0, 9, 9, 1, 2, 3, 4, 5]) * ([1, 0, 0] + [1] * 5)
+    counts = fading * own * np.maximum(np.log(own / others), 0) / (1.001 - own)
+    np.testing.assert_allclose(found.weights[-8:], np.maximum(counts / counts.max(), 1e-6), rtol=2e-3)
+    assert not found.weights[:-8].any()
     plain = measured(model, CORPUS, query, weigh=False)
     np.testing.assert_array_equal(plain.weights, query.weights)
     np.testing.assert_allclose(plain.losses, found.losses, rtol=1e-6)
@@ -77,8 +85,7 @@ def test_tokens_count_by_how_much_the_prompt_decides_them(monkeypatch: pytest.Mo
 
 def test_the_first_token_between_two_things_is_torn() -> None:
     weights = np.array([0, 0, 1, 0.5, 1e-6], np.float32)
-    query = Query("a", "b", np.arange(5), weights, True, losses=np.array([0.001, 0.69, 0.5]))
-    found = torn(query)
+    found = torn(Query("a", "b", np.arange(5), weights, True, losses=np.array([0.001, 0.69, 0.5])))
     assert found is not None and found.weights.tolist() == [0, 0, 0, 1, 0]
     assert torn(Query("a", "b", np.arange(5), weights, True, losses=np.array([0.001, 0.1, 5.0]))) is None
     assert start_loss(np.array([1.0, 2.0])) == pytest.approx((1 + 0.8 * 2) / 1.8)

@@ -13,7 +13,6 @@ from stride_cli.attribution.verdict import FEWEST, NullAnswers
 def nulls(
     losses: np.ndarray, shares: np.ndarray, held: np.ndarray | None = None, near: int = 0
 ) -> NullAnswers:
-    """Null answers of one token each, or of more; the last `near` of them are near misses."""
     losses = np.asarray(losses, float).reshape(len(losses), -1)
     has = np.zeros(len(losses), bool) if held is None else held
     return NullAnswers(losses, np.asarray(shares), has, np.arange(len(losses)) >= len(losses) - near)
@@ -36,7 +35,6 @@ HUNDRED = nulls(1 + np.arange(1, 100) / 100, np.arange(1, 100) / 100)
 def test_by_the_share_of_null_prompts_that_are_as_sure_and_by_words(loss, share, held, word: str) -> None:
     found = HUNDRED.judge(np.array([loss]), share, held)
     assert found is not None and found.word == word and found.beyond == 0.1
-    # the tenth strongest; beside a document that has what is asked for, half of its share
     assert found.line == pytest.approx(min(0.9, share / 2) if held else 0.9)
     assert found.surer == (1 + (HUNDRED.losses <= loss).sum()) / 100
     assert found.stronger == (1 + (HUNDRED.shares >= share).sum()) / 100
@@ -47,7 +45,6 @@ def test_fewer_may_be_as_sure_where_null_prompts_documents_have_their_words() ->
     losses, shares = HUNDRED.losses[:, 0], HUNDRED.shares
     found = nulls(losses, shares, np.ones(99, bool)).judge(np.array([0.5]), 0.5, True)
     assert found is not None and found.beyond == 0.04  # a fifth would be one too many
-    # of 39 near misses the second surest that has its words ends it, wherever that is among the unrelated
     both = np.concatenate([losses, np.full(39, 1.055)])
     few = nulls(both, np.ones(138), np.arange(138) >= 136, near=39)
     assert few.judge(np.array([0.5]), 0.5, True).word == "clear"
@@ -67,13 +64,11 @@ def test_of_answers_to_null_prompts_at_most_five_percent_are_clear(
         losses = np.exp(random.normal(size=count + 1) - near * (np.arange(count + 1) >= count // 2))
         held = random.random(count + 1) < has
         asked = nulls(losses[:-1], np.ones(count), held[:-1], near=count - count // 2)
-        # one more, of either kind
-        one = losses[-1] if near else float(np.exp(random.normal()))
+        one = losses[-1] if near else float(np.exp(random.normal()))  # one more, of either kind
         found = asked.judge(np.array([one]), 1.0, bool(held[-1]))
         assert found is not None
         words.append(found.word)
-    # 300 draws at .05: beyond 36 lies less than one in a million
-    assert words.count("clear") <= 36
+    assert words.count("clear") <= 36  # of 300 draws at .05: beyond lies less than one in a million
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 20))
