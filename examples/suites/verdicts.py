@@ -319,10 +319,16 @@ def ask(index: Path, questions: Iterable[Row]) -> Iterator[Row]:
     for kind, rows in found.items():
         words = Counter(word for word, _, _ in rows)
         wrong = sum(word == "clear" and not right for word, right, _ in rows)
-        asked = len(rows)
-        yield {"index": index.stem, "kind": kind, "asked": asked, **words, "first right": sum(
-            right for _, right, _ in rows
-        ), "wrong": wrong}  # fmt: skip
+        verdicts = {word: words[word] for word in ("clear", "contested", "weak", "guessing")}
+        right_first = sum(right for _, right, _ in rows)
+        yield {
+            "index": index.stem,
+            "kind": kind,
+            "asked": len(rows),
+            **verdicts,
+            "right": right_first,
+            "wrong": wrong,
+        }
 
 
 def main() -> None:

@@ -142,12 +142,12 @@ class Answer:
         line = None if self.line is None else self.in_unit(self.line)
         return None if self.verdict is None else replace(self.verdict, line=line)
 
-    @told("the prompt's rarest words that stand in no document above the line", name="missing", optional=True)
-    def missing_words(self) -> list[str]:
+    @told(name="missing", optional=True)
+    def lacked(self) -> list[Annotated[str, "a rare word of the prompt, in no document above the line"]]:
         return list(self.missing)
 
-    @told("how much each scored token counts, 1 at most", name="tokens", optional=True)
-    def token_weights(self) -> list[float]:
+    @told(name="tokens", optional=True)
+    def token_weights(self) -> list[Annotated[float, "how much a scored token counts, 1 at most"]]:
         return [round(float(weight), 4) for weight in self.query.weights if weight > 0]
 
     @told(

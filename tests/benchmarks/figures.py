@@ -364,22 +364,6 @@ def suite_facts() -> str:
     return markdown(lines)
 
 
-def estimates_table(suite: str) -> str:
-    """LDS of what finds chunks to read: alone, and with so many of the chunks that it ranks highest read."""
-    mine = [
-        each for each in records("frontier_estimates") if each["suite"] == suite and each["by"] != "direct"
-    ]
-    counts = sorted({each["read"] for each in mine})
-    heads = [f"{count:,} read" if count else "alone (shrunk)" for count in counts]
-    lines = [["", "bytes a chunk", *heads, "of the 10 strongest, among 100"]]
-    for by in dict.fromkeys(each["by"] for each in mine):
-        found = {each["read"]: each for each in mine if each["by"] == by}
-        cells = [figure(found[count]["lds" if count else "lds_shrunk"], 2) for count in counts]
-        recall = figure(found[100]["recall10"], 2)
-        lines.append([by.replace("subsets ", "subsets, "), f"{found[0]['bytes']:,.0f}", *cells, recall])
-    return markdown(lines)
-
-
 SELECTED = {
     "stride@base": "stride, influences on the base model",
     "stride": "stride, influences on the fine-tuned model",
@@ -607,7 +591,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
     "suites": suite_facts,
     "parts": parts_table,
-    "estimates": partial(estimates_table, "instructions"),
     "selection": selection_table,
     "sizes": sizes_table,
     "causes": causes_table,

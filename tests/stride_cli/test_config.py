@@ -37,7 +37,7 @@ def test_each_source_overrides_the_one_before(elsewhere: Path, monkeypatch: pyte
 SAMPLES = {bool: True, int: 3, float: 0.5, list: ["x", "y"], str: "x"}
 CHOSEN = {
     "train.fit": "sgd",
-    "train.nulls": 30,
+    "train.nulls": 50,
     "train.residuals": "final",
     "query.measure": "exact",
     "query.estimate": "subsets",

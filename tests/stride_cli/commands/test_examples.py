@@ -403,6 +403,21 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
     assert script(*line, **small).stdout == done.stdout  # found finished
 
 
+def test_the_suite_of_verdicts(workspace: Path, script: Runs, tmp_path: Path) -> None:
+    suite, questions = f"{EXAMPLES}/suites/verdicts.py", tmp_path / "questions.jsonl"
+    assert len({row["id"] for row in read(script("python", suite, "corpus", "--pairs").stdout)}) == 60
+    for of in ("text", "pairs", "demo"):
+        asked = read(script("python", suite, "questions", of).stdout)
+        assert {"fact", "near miss", "relation", "paraphrase", "anew", "code"} <= {
+            row["kind"] for row in asked
+        }
+    few = [row for row in asked if row["kind"] == "near miss"][:40:8] + asked[:1]
+    write(questions, few)
+    found = read(script("python", suite, "ask", str(workspace / "run.stride"), str(questions)).stdout)
+    near, fact = found
+    assert near["asked"] == near["weak"] + near["guessing"] == 5 and fact["right"] == 1
+
+
 def test_suites_of_planted_causes_are_not_searchable(workspace: Path, script: Runs, tmp_path: Path) -> None:
     """Words find neither facts nor habits; a suite whose queries are the causes themselves is refused."""
     made = [
