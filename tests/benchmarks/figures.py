@@ -26,7 +26,7 @@ import re
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
