@@ -450,8 +450,8 @@ class Session:
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
         settings, default = pipeline.settings, self.pipeline()
-        # the strongest of either kind is judged, shown or not
-        ranked = self._ranked(pipeline, solution, top=max(1, options.top), bottom=max(1, options.bottom))
+        # the strongest are judged, shown or not
+        ranked = self._ranked(pipeline, solution, top=max(1, options.top), bottom=options.bottom)
         supporters, opposers = ranked[0][: options.top], ranked[1][: options.bottom]
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
@@ -464,11 +464,10 @@ class Session:
         # null prompts were asked one by one, and not compared
         if self.calibration is not None and not query.parts:
             assert query.losses is not None
-            share, held = 0.0, False
-            for first in ranked[0][:1]:
-                share, held = first.share, self.words.held_by(first.document, query.prompt)
-            verdict = self.calibration.judge(query.losses, share, held)
-            if verdict is not None and verdict.held and (against := self._against(pipeline, query)):
+            first, others = ranked[0][:1], [*ranked[0][1:], *ranked[1]]
+            held = any(self.words.held_by(hit.document, query.prompt) for hit in first)
+            verdict = self.calibration.judge(query.losses, sum(hit.share for hit in first), held)
+            if verdict is not None and held and (against := self._against(pipeline, query, others)):
                 verdict = replace(verdict, word="contested", against=self.index.document_id(against.document))
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
             if verdict is not None and verdict.line is not None and like:
@@ -526,19 +525,22 @@ class Session:
         supporters, opposers = (told_apart(hits, solution.exact, estimated=estimated) for hits in both)
         return supporters, opposers
 
-    def _against(self, pipeline: Pipeline | Several, query: Query) -> Hit | None:
-        """Find the document that says another thing, where the model is torn: of one token, the strongest
-        documents on both sides have what the prompt is about."""
+    def _against(self, pipeline: Pipeline | Several, query: Query, others: Sequence[Hit]) -> Hit | None:
+        """Find the document that says another thing at the token that the model is torn at."""
         from stride_cli.attribution.decisive import CONTESTED, torn
 
-        if (token := torn(query)) is None:
+        def has_it(hit: Hit) -> bool:
+            return self.words.held_by(hit.document, query.prompt)
+
+        known = sum(self.words.held(query.prompt, each) for each in self.words.documents) > 1
+        if not (known or any(map(has_it, others))) or (token := torn(query)) is None:  # mostly none has it
             return None
         (found,) = self._found(pipeline, [_raised(self._measured_queries(pipeline, [token])[0])])
         solution = _raised(found).solution
         assert solution is not None
         both = [hit for hits in self._ranked(pipeline, solution, top=1, bottom=1) for hit in hits]
-        has = [self.words.held_by(hit.document, query.prompt) for hit in both]
-        return both[1] if len(both) == 2 and all(has) and both[1].share >= CONTESTED * both[0].share else None
+        as_strong = len(both) == 2 and both[1].share >= CONTESTED * both[0].share
+        return both[1] if as_strong and all(map(has_it, both)) else None
 
     def _missing(self, query: Query, hits: Sequence[Hit], line: float | None) -> tuple[str, ...]:
         """List the prompt's rarest words that stand in no document above the line."""

@@ -254,7 +254,8 @@ function drawSaid(answer) {
   const group = make("span", { role: "group", "aria-label": "Words of the response: choose some" });
   const buttons = answer.words.map((word, at) => {
     if (!word.rows.length) return make("span", { className: "unscored" }, word.text);
-    return make("button", { type: "button", className: "token", tabIndex: -1, "aria-pressed": "false",
+    const decided = word.rows.some(row => (record.tokens || [])[row] >= 0.1); // by this prompt: as terminals mark it
+    return make("button", { type: "button", className: decided ? "token decided" : "token", tabIndex: -1, "aria-pressed": "false",
       "aria-label": word.text.trim() ? null : "space", "data-at": String(at) }, word.text);
   });
   group.append(...buttons);

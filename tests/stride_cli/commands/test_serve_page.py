@@ -74,6 +74,7 @@ def test_it_is_readable_wide_and_narrow_light_and_dark(browser: Any, server: Ser
     page.focus("#prompt")
     opened.ask()
     page.locator(".answer details summary").first.click()  # of the verification
+    assert page.locator(".token.decided").count()  # what the prompt decides is marked
     page.locator(".token").first.focus()
     page.keyboard.press("Space")
     for _ in look("answer"):
