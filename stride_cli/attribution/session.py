@@ -536,8 +536,7 @@ class Session:
         if not (known or any(map(has_it, others))) or (token := torn(query)) is None:  # mostly none has it
             return None
         (found,) = self._found(pipeline, [_raised(self._measured_queries(pipeline, [token])[0])])
-        solution = _raised(found).solution
-        assert solution is not None
+        solution = cast("Solution", _raised(found).solution)
         both = [hit for hits in self._ranked(pipeline, solution, top=1, bottom=1) for hit in hits]
         as_strong = len(both) == 2 and both[1].share >= CONTESTED * both[0].share
         return both[1] if as_strong and all(map(has_it, both)) else None
@@ -546,10 +545,10 @@ class Session:
         """List the prompt's rarest words that stand in no document above the line."""
         from stride_cli.attribution.decisive import words_of
 
-        if line is None or not (named := self.words.named(query.prompt)):
+        if line is None:
             return ()
         above = [words_of(self.workspace, hit.document) for hit in hits if hit.influence > line]
-        return tuple(word for word in named if not any(word in document for document in above))
+        return tuple(word for word in self.words.named(query.prompt) if not any(word in own for own in above))
 
     def with_passages(self, answer: Answer) -> Answer:
         """Return an answer of this session with the passages that carry the influence of its hits, as it has
