@@ -29,7 +29,7 @@ def test_answers_come_back_as_they_were_saved(record, tmp_path: Path) -> None:
         ({"hits": [{"rank": 1}]}, r"hits\[0\].document is missing"),
         ({"recovery": 1}, "recovery is int"),
         ({"measurement__coverage": "all"}, "measurement.coverage is 'all'"),
-        ({"missing": 3}, "missing is 3"),
+        ({"missing": 3}, "missing is int"),
         ({"loss": float("nan")}, "no JSON"),
         ({"loss": 10**400}, "loss is larger than any number"),
         ({"read": -(10**101)}, "read is larger than any number"),
