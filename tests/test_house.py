@@ -24,26 +24,26 @@ RESEARCH = ROOT / "stride_cli" / "research"
 
 # Room: at most so many lines today, and where it is to come to.
 LINES = {
-    "index_format": (3_380, 2_700),
+    "index_format": (3_375, 2_700),
     "foundations": (2_405, 1_800),
     "stride_cli/corpus": (3_530, 2_900),
-    "stride_cli/recovery": (2_610, 2_600),
+    "stride_cli/recovery": (2_605, 2_600),
     "stride_cli/models": (5_825, 5_000),
-    "stride_cli/data": (1_580, 1_200),
+    "stride_cli/data": (1_575, 1_200),
     "stride_cli/operators": (6_035, 5_200),
-    "stride_cli/training": (3_980, 4_000),
+    "stride_cli/training": (3_960, 4_000),
     "stride_cli/attribution": (4_320, 3_600),
-    "stride_cli/audit report serve prove demo": (5_170, 4_300),
-    "stride_cli/commands": (3_200, 2_700),
+    "stride_cli/audit report serve prove demo": (5_135, 4_300),
+    "stride_cli/commands": (3_195, 2_700),
     "stride_cli/schema": (860, 0),
     "stride_cli/research": (14_950, 13_000),
 }
 FILES = 339  # 260
-LINES_OF_CODE, LINES_OF_PRODUCT, LINES_OF_TESTS = 57_820, 42_870, 31_870  # 49,000, 36,000, 32,000
+LINES_OF_CODE, LINES_OF_PRODUCT, LINES_OF_TESTS = 57_750, 42_800, 31_870  # 49,000, 36,000, 32,000
 WAY_FILES, WAY_LINES = 112, 24_650  # 65, 17,000: of one prompt from JSON Lines, closed form, one model
 OPTIONS = {"stride query": 24}  # and of any other command:
 MOST_OPTIONS = 28
-DOCS_WORDS = 41_600  # 15,000
+DOCS_WORDS = 39_750  # 15,000
 LONG_SENTENCES = 0.124  # 0.02: share of the docs' sentences that have over 30 words
 DIALECT = 0.003  # share of docstrings that begin with one of these
 STARTS = {"What", "Of", "Whether", "Where", "How"}
