@@ -17,7 +17,7 @@ from stride_cli.recovery.problem import dense
 
 pytestmark = pytest.mark.slow
 PROMPT = "The French Revolution began in"
-READ_ALL = QueryOptions(read=10**9, shrink=False, top=60, passages="none")
+READ_ALL = QueryOptions(read=10**9, shrink=False, top=60, passages="none", decisive=False)
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_a_set_in_one_command_and_back(
     run, workspace: Path, toxic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Indexed, fitted, judged; scores written in the set's own format judge the same when read."""
-    for name, value in (("SPACE", "logit"), ("RANK", "2"), ("NULLS", "20")):  # what the fit is matters little
+    for name, value in (("SPACE", "logit"), ("RANK", "2"), ("NULLS", "40")):  # what the fit is matters little
         monkeypatch.setenv(f"STRIDE_TRAIN_{name}", value)
     line = f"evaluate causes --date-lm {toxic} --model {workspace}/model --at 4 --draws 100"
     first = run(f"{line} --methods tfidf,chance --write-scores {tmp_path}/scores")
