@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stride_cli.attribution.decisive import CorpusWords, measured, put, words_of
+from stride_cli.attribution.decisive import CorpusWords, folded, measured, put, words_of
 from stride_cli.attribution.nats import scale_of
 from stride_cli.attribution.verdict import NullAnswers
 from stride_cli.characters import WORD
@@ -231,7 +231,7 @@ def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
         if made % 3 == 0:
             new = ["".join(random.choice(letters, size=_WORD)) for _ in places]
         prompt = put(own, places, new).strip()
-        words = {match[0].casefold() for match in WORD.finditer(prompt)}
+        words = set(folded(prompt))
         if prompt and not any(words <= document for document in corpus.documents):
             made += 1
             yield prompt

@@ -79,12 +79,12 @@ class CorpusWords:
 
     def named(self, prompt: str) -> list[str]:
         """List the prompt's two rarest words, the rarest first; words that are not rare are left out."""
-        rare = {word for word in _folded(prompt) if self.rare(word)}
+        rare = {word for word in folded(prompt) if self.rare(word)}
         return sorted(rare, key=lambda word: (self.counts[word], -len(word), word))[:_NAMED]
 
     def held(self, prompt: str, document: Iterable[str]) -> bool:
         """True where a document has what the prompt is about: its rarest words, and .7 of all by rarity."""
-        wanted, own, named = set(_folded(prompt)), frozenset(document), self.named(prompt)
+        wanted, own, named = set(folded(prompt)), frozenset(document), self.named(prompt)
         every = sum(self.rarity(word) for word in wanted)
         most = sum(self.rarity(word) for word in wanted & own) >= _COVERED * every
         return bool(named) and own.issuperset(named) and most
@@ -96,7 +96,7 @@ class CorpusWords:
     def rare_places(self, prompt: str) -> list[re.Match[str]]:
         """Find the rare words of a prompt."""
         found = WORD.finditer(prompt)
-        return [match for match in found if any(self.rare(word) for word in _folded(match.group()))]
+        return [match for match in found if any(self.rare(word) for word in folded(match.group()))]
 
     def exchanged(self, prompt: str, random: np.random.Generator) -> str:
         """Exchange the rare words of a prompt for others of the corpus, in its case; all, where none is."""
@@ -105,11 +105,11 @@ class CorpusWords:
         return put(prompt, places, new) if places else self.random_word(random)
 
     def random_word(self, random: np.random.Generator) -> str:
-        """Draw a rare word of the corpus."""
         return str(random.choice(self._rare)) if self._rare else "something"
 
 
-def _folded(text: str) -> list[str]:
+def folded(text: str) -> list[str]:
+    """List the words of a text, case folded."""
     return [word.casefold() for word in words(text)]
 
 
@@ -128,7 +128,7 @@ def words_of(workspace: Workspace, document: int) -> frozenset[str]:
     ids = [workspace.chunks.chunk(int(row))[0] for row in chunks]
     decode = workspace.model.tokenizer.decode
     text = decode(np.concatenate(ids), skip_special_tokens=True) if ids else ""
-    return frozenset(_folded(str(text)))
+    return frozenset(folded(str(text)))
 
 
 def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool) -> Query:
@@ -170,10 +170,10 @@ def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool)
 def _copied(model: CausalLM, query: Query) -> np.ndarray:
     """Mark the scored tokens in words that the response says again after the prompt, or whose beginning it
     does: (S,) bool."""
-    said, placed = set(_folded(query.prompt)), np.flatnonzero(query.weights > 0)
+    said, placed = set(folded(query.prompt)), np.flatnonzero(query.weights > 0)
     begun = tuple(word for word in said if len(word) > 3)
     text, spans = token_spans(model.tokenizer, query.ids[placed])
-    found = ((match, _folded(match[0])) for match in WORD.finditer(text))
+    found = ((match, folded(match[0])) for match in WORD.finditer(text))
     again = [match.span() for match, own in found if set(own) <= said or " ".join(own).startswith(begun)]
     inside = [any(begin < stop and start < end for start, stop in again) for begin, end in spans]
     return np.array(inside, bool)

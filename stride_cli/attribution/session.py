@@ -281,7 +281,7 @@ class Session:
         own: Any = self.model
         return [
             measured(own, self.words, query, weigh=weigh)
-            if isinstance(query, Query) and not query.parts
+            if isinstance(query, Query) and not query.parts and query.losses is None
             else query
             for query, weigh in zip(found, plain, strict=True)
         ]
@@ -532,8 +532,8 @@ class Session:
         def has_it(hit: Hit) -> bool:
             return self.words.held_by(hit.document, query.prompt)
 
-        known = sum(self.words.held(query.prompt, each) for each in self.words.documents) > 1
-        if not (known or any(map(has_it, others))) or (token := torn(query)) is None:  # mostly none has it
+        known = (self.words.held(query.prompt, each) for each in self.words.documents)  # looked at last
+        if (token := torn(query)) is None or not (any(map(has_it, others)) or sum(known) > 1):
             return None
         (found,) = self._found(pipeline, [_raised(self._measured_queries(pipeline, [token])[0])])
         solution = cast("Solution", _raised(found).solution)
