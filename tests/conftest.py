@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -139,6 +140,28 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
     made = Prepared(tmp_path_factory.mktemp("tools"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """(size) → a filesystem of that size at `tmp_path / "small"`; asked again, the same has the new size."""
+    disk = tmp_path / "small"
+
+    def sized(size: str) -> Path:
+        if disk.exists():
+            subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+            return disk
+        disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        try:
+            subprocess.run(mount, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"may not mount a tmpfs: {error}")
+        return disk
+
+    yield sized
+    if disk.is_mount():  # files of it may still be mapped
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture

@@ -434,24 +434,11 @@ def test_kill_9_at_random_moments_then_resume(tmp_path, sample, read_tree, mode)
 # ---- a full disk ----
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A filesystem of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"may not mount a tmpfs: {error}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 def test_a_full_disk_is_named_and_loses_nothing(small_disk, tmp_path, sample, read_tree):
-    ballast = small_disk / "ballast"
+    disk = small_disk("2m")
+    ballast = disk / "ballast"
     sample.build(tmp_path / "whole", 60, shard_bytes=4096)
-    path = small_disk / "run"
+    path = disk / "run"
     with IndexWriter.create(path, build_key="k", shard_bytes=4096) as writer:
         sample.append_documents(writer, 0, 20)
         writer.commit({"documents": 20})
@@ -459,7 +446,7 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk, tmp_path, sample, re
     for free_kib in (0, 1, 4, 12, 40, 80, 120, 160, 240):
         # leave so much room and no more: the disk fills up somewhere else each time
         ballast.unlink(missing_ok=True)
-        room = shutil.disk_usage(small_disk).free
+        room = shutil.disk_usage(disk).free
         with ballast.open("wb") as file:
             file.write(b"x" * max(0, room - free_kib * 1024))
         try:

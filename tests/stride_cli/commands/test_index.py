@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -172,28 +171,21 @@ def test_every_help_ends_in_an_example_that_runs(
         assert result.records
 
 
-def test_a_full_disk(here: Path, run: Callable[..., Outcome]) -> None:
+def test_a_full_disk(here: Path, run: Callable[..., Outcome], small_disk: Callable[[str], Path]) -> None:
     """Told as such, nothing that looks whole, and the same command goes on once there is room."""
-    small = here / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small tmpfs is not allowed here")
-    try:
-        Path("corpus.jsonl").write_text(corpus(1500))
-        command = "index build corpus.jsonl --model model --commit-seconds 0 --out"
-        full = run(f"{command} small/x.stride")
-        assert full.code == 2 and full.out == ""
-        assert "error: no space left" in full.err and "\n  fix: " in full.err
-        assert names(small) == {"x.stride.partial"}
-        subprocess.run(["mount", "-o", "remount,size=20M", str(small)], check=True)
-        assert run(f"{command} small/x.stride").code == 0
-        (here / "large").mkdir()  # as deep: the index records where the model is from there
-        assert run(f"{command} large/whole.stride").code == 0
-        assert contents(small / "x.stride") == contents(here / "large" / "whole.stride")
-        assert names(small) == {"x.stride"}
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    small = small_disk("300k")
+    Path("corpus.jsonl").write_text(corpus(1500))
+    command = "index build corpus.jsonl --model model --commit-seconds 0 --out"
+    full = run(f"{command} small/x.stride")
+    assert full.code == 2 and full.out == ""
+    assert "error: no space left" in full.err and "\n  fix: " in full.err
+    assert names(small) == {"x.stride.partial"}
+    small_disk("20m")
+    assert run(f"{command} small/x.stride").code == 0
+    (here / "large").mkdir()  # as deep: the index records where the model is from there
+    assert run(f"{command} large/whole.stride").code == 0
+    assert contents(small / "x.stride") == contents(here / "large" / "whole.stride")
+    assert names(small) == {"x.stride"}
 
 
 @pytest.mark.slow
