@@ -287,15 +287,17 @@ class Answer:
         return float(self.scale.rise(influence, self.solution.total, self.loss))
 
     def _hit(self, found: Hit) -> Hit:
-        influence = self.in_unit(found.influence)
+        influence, name = self.in_unit(found.influence), self.document_ids[found.document]
         low, high = (None, None) if self.scale is None else self.scale.interval(influence)
+        # what the model is torn by stands beside the strongest, however weak it is over the whole response
+        torn = self.verdict is not None and name == self.verdict.against
         return replace(
             found,
-            name=self.document_ids[found.document],
+            name=name,
             influence=influence,
             low=low,
             high=high,
-            above_line=None if self.line is None else found.influence > self.line,
+            above_line=None if self.line is None else torn or found.influence > self.line,
             passage=self.passages.get(found.chunk, ""),
             label=self.labels.get(found.chunk),
             trained=False if found.document in (self.never_trained or ()) else None,

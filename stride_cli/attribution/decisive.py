@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.attribution.passages import token_spans
+from stride_cli.attribution.passages import rarity, token_spans
 from stride_cli.characters import WORD, words
 from stride_cli.data.batches import little_padding, pad_batch, token_losses
 from stride_cli.data.queries import prompt_tokens
@@ -73,10 +73,6 @@ class CorpusWords:
     def rare(self, word: str) -> bool:
         return self.counts[word.casefold()] <= max(_RARE_DOCUMENTS, _RARE * len(self.documents))
 
-    def rarity(self, word: str) -> float:
-        """Inverse document frequency, log((N + 1) / (count + ½))."""
-        return float(np.log((len(self.documents) + 1) / (self.counts[word] + 0.5)))
-
     def named(self, prompt: str) -> list[str]:
         """List the prompt's two rarest words, the rarest first; words that are not rare are left out."""
         rare = {word for word in folded(prompt) if self.rare(word)}
@@ -85,8 +81,8 @@ class CorpusWords:
     def held(self, prompt: str, document: Iterable[str]) -> bool:
         """True where a document has what the prompt is about: its rarest words, and .7 of all by rarity."""
         wanted, own, named = set(folded(prompt)), frozenset(document), self.named(prompt)
-        every = sum(self.rarity(word) for word in wanted)
-        most = sum(self.rarity(word) for word in wanted & own) >= _COVERED * every
+        weights = {word: rarity(self.counts[word], len(self.documents)) for word in wanted}
+        most = sum(weights[word] for word in wanted & own) >= _COVERED * sum(weights.values())
         return bool(named) and own.issuperset(named) and most
 
     def held_by(self, document: int, prompt: str) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -104,7 +104,8 @@ def likest_passages(
         chunk: str(tokenizer.decode(tokens(chunk), skip_special_tokens=True)).removeprefix(opening)
         for chunk in dict.fromkeys(chunks)
     }
-    weights = rarity(texts.values())
+    counts = Counter(word for text in texts.values() for word in set(words(text)))
+    weights = {word: rarity(count, len(texts)) for word, count in counts.items()}
     wanted = f"{query.prompt} {query.response}"
     return {chunk: best_passage(text, wanted, weights) for chunk, text in texts.items() if chunk not in known}
 
@@ -333,14 +334,9 @@ def sentences(text: str) -> list[str]:
     return _SENTENCE.findall(text)
 
 
-def rarity(texts: Iterable[str]) -> dict[str, float]:
-    """Inverse document frequency of every word over the given texts: log((N + 1) / (count + ½))."""
-    counts: Counter[str] = Counter()
-    total = 0
-    for text in texts:
-        total += 1
-        counts.update(set(words(text)))
-    return {word: math.log((total + 1) / (count + 0.5)) for word, count in counts.items()}
+def rarity(count: float, documents: int) -> float:
+    """Inverse document frequency of a word that is in `count` of so many: log((N + 1) / (count + ½))."""
+    return math.log((documents + 1) / (count + 0.5))
 
 
 def best_passage(text: str, query: str, weights: dict[str, float], *, width: int = 280) -> str:

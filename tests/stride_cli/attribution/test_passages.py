@@ -16,6 +16,7 @@ from stride_cli.attribution.passages import (
     sentences,
     template_opening,
     token_spans,
+    words,
 )
 from stride_cli.corpus.documents import Document
 from stride_cli.corpus.forms import PLAIN, Form, render
@@ -88,7 +89,8 @@ def test_sentences_lose_nothing(text: str) -> None:
 
 
 def test_the_sentence_with_the_rarest_shared_words_is_chosen() -> None:
-    weights = rarity([TEXT, "It rained in the end.", "The end."])
+    texts = [words(text) for text in (TEXT, "It rained in the end.", "The end.")]
+    weights = {word: rarity(sum(word in text for text in texts), 3) for text in texts for word in text}
     assert (
         best_passage(TEXT, "in which year did the bastille fall? 1789", weights)
         == "The Bastille fell in 1789!"

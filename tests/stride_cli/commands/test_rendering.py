@@ -138,6 +138,14 @@ def test_the_verdict_stands_first_and_colours_and_numbers_above_the_line_alone(w
     assert set(VERDICTS) == set(get_args(Word))
 
 
+def test_both_documents_of_a_contested_answer_stand_above_the_line() -> None:
+    found = judged("contested")
+    both = replace(found, verdict=replace(found.verdict, against="history/two"))
+    assert [hit["above_line"] for hit in both.to_record()["hits"]] == [True, True, False]
+    before, _, behind = shown(120, both).partition("closest, ")
+    assert "history/two" in before and "history/three" in behind and "history/two" not in behind
+
+
 @pytest.mark.parametrize("scale", [None, Nats(3.2e-3, None, None, 1e-4, 0.9, 4, 90)])
 def test_one_answer_has_the_same_numbers_everywhere(scale: Nats | None, capsys, monkeypatch) -> None:
     """Terminal, report, notebook, CSV, frame, and the table of verify-hit, beside the record."""
