@@ -7,9 +7,13 @@ importing that takes longer than most commands compute.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,27 +168,47 @@ def read_configuration(model: GivenModel) -> Any:
     path = Path(path_or_id).expanduser()
     if (own := own_config(path)) is not None:
         return SimpleNamespace(**own)
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    options: dict[str, object] = {"trust_remote_code": False}
-    where: str | Path = path_or_id
-    if path.is_file():
-        where, options["gguf_file"] = path.parent, path.name
-    elif path.is_dir():
-        where = path
-        ggufs = sorted(path.glob("*.gguf"))
-        if ggufs and not (path / "config.json").is_file():
-            options["gguf_file"] = ggufs[0].name
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    whole = path.is_dir() and (path / "config.json").is_file()
+    files = [path] if path.is_file() else [] if whole else sorted(path.glob("*.gguf"))
     try:
-        return AutoConfig.from_pretrained(where, **options).get_text_config()
+        with quiet_transformers():
+            if files:
+                return _in_file(files[0], files[0].stat().st_mtime_ns).get_text_config()
+            from transformers import AutoConfig
+
+            given = path if path.is_dir() else path_or_id
+            return AutoConfig.from_pretrained(given, trust_remote_code=False).get_text_config()
     except Exception as error:  # OSError, ValueError, KeyError, JSON and GGUF errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"the configuration of '{path_or_id}' cannot be read: {reason}",
             fix="copy its config.json again (stride model info PATH tells what is there)",
         ) from error
+
+
+@lru_cache(maxsize=4)
+def _in_file(file: Path, changed: int) -> Any:
+    """Read the configuration in a GGUF file; it takes seconds, as all of its vocabulary is read."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence reports, progress bars and warnings of transformers: what matters becomes a ModelError."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        # the progress bar of GGUF dequantisation obeys no setting
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -23,8 +23,8 @@ from index_format.durable import (
     sync_tree,
 )
 from stride_cli.errors import ModelError, UsageError
+from stride_cli.models.configuration import quiet_transformers
 from stride_cli.models.language.language_recipe import FILE_NAME, Recipe
-from stride_cli.models.language.tokenizer import quiet_transformers
 
 LOG_NAME = "training_log.jsonl"
 _REQUEST = "training.json"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from stride_cli.errors import ModelError, first_line
+from stride_cli.models.configuration import quiet_transformers
 from stride_cli.models.devices import resolve_device, resolve_dtype
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint, weight_files
@@ -31,7 +32,7 @@ from stride_cli.models.language.streaming import (
     stream_from_memory,
 )
 from stride_cli.models.language.structure import is_quantised
-from stride_cli.models.language.tokenizer import check_gguf, quiet_transformers, tokenizer_of
+from stride_cli.models.language.tokenizer import check_gguf, tokenizer_of
 from stride_cli.models.language.tokenizer import load_tokenizer as load_tokenizer
 from stride_cli.models.spec import GivenModel, ModelSpec
 from stride_cli.startup import keep_imported, without_collection

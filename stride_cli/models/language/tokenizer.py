@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from stride_cli.errors import ModelError, first_line, require_extra
-from stride_cli.models.configuration import own_config, read_object
+from stride_cli.models.configuration import own_config, quiet_transformers, read_object
 from stride_cli.models.language.files import Source, code_refused, find_checkpoint
 from stride_cli.models.spec import GivenModel
 from stride_cli.startup import without_collection
@@ -69,27 +66,6 @@ def check_gguf(source: Source) -> None:
     for module in ("gguf", "accelerate"):  # transformers reads GGUF with both
         if importlib.util.find_spec(module) is None:
             raise require_extra(module, "gguf")
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Loading reports, progress bars and warnings of transformers are silenced: what matters becomes a
-    ModelError."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        # the progress bar of GGUF dequantisation obeys no setting
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 # keys of the tokenizer_config.json that `stride model train` writes; with others, transformers reads it

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stride_cli.errors import ModelError
-from stride_cli.models.language.tokenizer import quiet_transformers
+from stride_cli.models.configuration import quiet_transformers
 from stride_cli.randomness import torch_seed
 
 _PREFIX = "bert."

@@ -89,7 +89,7 @@ def load_encoder(path: str, *, device: str) -> Any:
         from sentence_transformers import SentenceTransformer
     except ModuleNotFoundError as error:
         raise require_extra("sentence-transformers", "embeddings") from error
-    from stride_cli.models.language.tokenizer import quiet_transformers
+    from stride_cli.models.configuration import quiet_transformers
 
     logger = logging.getLogger("sentence_transformers")
     level = logger.level
