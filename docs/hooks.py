@@ -7,6 +7,8 @@ turned to the page of that file, or to a copy of it under ``files/``.
 
 from __future__ import annotations
 
+import html
+import inspect
 import json
 import os
 import re
@@ -27,22 +29,21 @@ PAGES = {
     "README.md": "index.md",
     "tests/benchmarks/results": "records.md",
     "examples/attribution.ipynb": "reference/notebook.md",
-    "examples/habit.ipynb": "howto/habit.md",
-    "examples/leak.ipynb": "howto/leak.md",
+    "examples/habit.ipynb": "guides/habit.md",
+    "examples/leak.ipynb": "guides/leak.md",
 }
 """Files of the repository, and the page that each one is."""
+UNSEARCHED = ("log.md", "records.md")
 LINK = re.compile(r"(?<!`)(\]\()([^)\s]+)(\))")
 
 
 def on_config(config: Any) -> Any:
-    """One entry a command in the navigation, after the page of the root command."""
+    """One entry a command in the navigation, after the page of all commands."""
     for section in config["nav"]:
         for entries in section.values() if isinstance(section, dict) else ():
-            if isinstance(entries, list) and "reference/cli.md" in entries:
-                entries.remove("reference/cli.md")
-                names = [{"stride": "reference/cli.md"}]
-                names += [{f"stride {name}": f"reference/cli-{name}.md"} for name in sorted(_root().commands)]
-                entries.append({"Command line": names})
+            if isinstance(entries, list) and "reference/commands.md" in entries:
+                names = [{f"stride {name}": f"reference/cli-{name}.md"} for name in sorted(_root().commands)]
+                entries.insert(entries.index("reference/commands.md") + 1, {"Options": names})
     return config
 
 
@@ -53,9 +54,9 @@ def on_files(files: Any, config: Any) -> Any:
     made = {"records.md": _records()}
     for source, page in PAGES.items():
         path = ROOT / source
-        if path.is_file() and page != "index.md":
+        if path.is_file():
             made[page] = relinked(_page_of(path), source, page)
-    made["reference/cli.md"] = _command_page(_root(), "stride", deep=False)
+    made["reference/settings.md"], made["reference/schema.md"] = _settings_page(), _schema_page()
     for name, command in _root().commands.items():
         made[f"reference/cli-{name}.md"] = _command_page(command, f"stride {name}")
     for page, text in made.items():
@@ -68,9 +69,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """The page with links as they are on the site."""
+    """The page with links as they are on the site; the log and the records are not searched."""
+    if page.file.src_uri in UNSEARCHED:
+        page.meta["search"] = {"exclude": True}
     if page.file.generated_by:
         return markdown
+    if page.file.src_uri == "reference/commands.md":
+        markdown = markdown.replace("<!-- commands -->", _commands_table())
+    if page.file.src_uri == "reference/api.md":
+        markdown = _python_page()
     return relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
@@ -127,8 +134,9 @@ def _linked(files: Any, made: dict[str, str]) -> set[str]:
     texts |= {
         source: (ROOT / source).read_text(encoding="utf-8") for source in PAGES if (ROOT / source).is_file()
     }
-    found = {name for name, text in texts.items() if name != "README.md"}
-    leads = {_within(name, urldefrag(link[2])[0]) for name in found for link in LINK.finditer(texts[name])}
+    leads = {
+        _within(name, urldefrag(link[2])[0]) for name, text in texts.items() for link in LINK.finditer(text)
+    }
     leads |= {f"tests/benchmarks/results/{path}" for path in _record_files()}
     return {
         each for each in leads
@@ -162,7 +170,7 @@ def _records() -> str:
 
     parts = [
         "# Records\n\nEvery benchmark leaves one JSON line a measurement, with the machine and versions. "
-        "These are all of them; the [benchmarks](benchmarks.md) say what they mean.\n\n## Files\n"
+        "These are all of them; the [results](results.md) say what they mean.\n\n## Files\n"
     ]
     parts += [f"- [{name}](files/tests/benchmarks/results/{name})" for name in _record_files()]
     for name in _record_files():
@@ -187,16 +195,174 @@ def _root() -> Any:
     return get_command(command_line())
 
 
-def _command_page(command: Any, name: str, deep: bool = True) -> str:
-    """A command and those below it: what each one's --help says."""
-    parts = [f"# {name}\n", *_described(command, name)]
-    if deep:
-        for below, each in sorted(getattr(command, "commands", {}).items()):
-            parts += [f"\n## {name} {below}\n", *_described(each, f"{name} {below}")]
-    return "\n".join(parts) + "\n"
+def _command_page(command: Any, name: str) -> str:
+    """A command and those below it: text, examples, and an anchor for each option."""
+    parts = [f"# {name}", *_described(command, name)]
+    for below, each in sorted(getattr(command, "commands", {}).items()):
+        parts += [f"## {name} {below}", *_described(each, f"{name} {below}")]
+    return "\n\n".join(parts) + "\n"
 
 
 def _described(command: Any, name: str) -> list[str]:
-    context = command.context_class(command, info_name=name, terminal_width=100, max_content_width=100)
-    shown = command.get_help(context).replace("\b", "").strip()
-    return [f"```text\n$ {name} --help\n{shown}\n```"]
+    context = command.context_class(command, info_name=name)
+    parts = [_plain(part) for part in inspect.cleandoc(command.help or "").replace("\b", "").split("\n\n")]
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    examples = [line.strip() for line in (command.epilog or "").splitlines()[1:] if line.strip()]
+    parts.append("```text\n" + "\n".join([usage, *([""] if examples else []), *examples]) + "\n```")
+    slug = name.removeprefix("stride").strip().replace(" ", "-") or "stride"
+    for option in command.params:
+        record = option.get_help_record(context)
+        if record is None or option.name == "help":
+            continue
+        anchor = f"{slug}-{option.opts[0].strip('-')}"
+        parts.append(f"#### `{record[0].split('  ')[0].strip()}` {{ #{anchor} }}\n\n{_plain(record[1])}")
+    return parts
+
+
+def _plain(text: str) -> str:
+    """A text as it stands, for Markdown; what is between backticks stays code."""
+    pieces = " ".join(text.split()).split("`")
+    for at in range(0, len(pieces), 2):
+        pieces[at] = re.sub(r"([*_\[\]|\\#])", r"\\\1", html.escape(pieces[at], quote=False))
+    return "`".join(pieces)
+
+
+def _commands_table() -> str:
+    """Every command, with its short help."""
+    from tests.benchmarks.figures import markdown
+
+    rows = [["command", "what it does"]]
+    for name, command in sorted(_root().commands.items()):
+        below = sorted(getattr(command, "commands", {}))
+        page = f"cli-{name}.md"
+        shown = f"[stride {name}]({page})" + (f" {', '.join(below)}" if below else "")
+        rows.append([shown, _plain(command.get_short_help_str(limit=200))])
+    return markdown(rows)
+
+
+def _settings_page() -> str:
+    """Every key of stride.yaml, with its variable."""
+    from stride_cli.config import SECTIONS
+    from tests.benchmarks.figures import markdown
+
+    parts = [
+        "# Settings",
+        "A setting comes from `stride.yaml` in the working directory, then from a `STRIDE_*` variable, then from an "
+        "option. The later one wins. `stride config show` says which it was. A mistyped key or variable is an error.",
+    ]
+    for section, entries in SECTIONS.items():
+        rows = [["key and variable", "default", "values", "meaning"]]
+        for entry in entries.values():
+            default = "chosen to fit" if entry.default in (None, ()) else f"`{entry.default}`"
+            kinds = ", ".join(kind.__name__ for kind in entry.kinds if kind is not type(None))
+            key = f'<a id="{section}-{entry.name}"></a>`{section}.{entry.name}` `STRIDE_{section}_{entry.name}`'.replace(
+                f"STRIDE_{section}_{entry.name}", f"STRIDE_{section}_{entry.name}".upper()
+            )
+            rows.append([key, default, _plain(entry.expected or kinds), _plain(entry.about.help)])
+        parts += [f"## {section}", markdown(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _schema_page() -> str:
+    """Every record on stdout, key by key."""
+    from stride_cli.schema import json_schema, records
+    from tests.benchmarks.figures import markdown
+
+    parts = [
+        "# Records",
+        "What commands write to stdout: one JSON object a line. `stride schema NAME` prints the JSON Schema. A number "
+        "that is not finite is null.",
+    ]
+    for name in records():
+        schema = json_schema(name)
+        rows = [["key", "type", "meaning"], *_keys(schema, "")]
+        parts += [f"## {name}", _plain(schema.get("description", "")), markdown(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _keys(schema: dict[str, Any], above: str) -> list[list[str]]:
+    rows = []
+    for name, about in schema.get("properties", {}).items():
+        inside = next((each for each in [about, *about.get("anyOf", [])] if "properties" in each or "items" in each), {})
+        items = inside.get("items", inside)
+        kind = about.get("type") or [each.get("type") for each in about.get("anyOf", [])]
+        kind = ", ".join(str(each) for each in (kind if isinstance(kind, list) else [kind]) if each)
+        rows.append([f"`{above}{name}`", kind, _plain(about.get("description", ""))])
+        if isinstance(items, dict) and "properties" in items:
+            rows += _keys(items, f"{above}{name}{'[]' if 'items' in inside else ''}.")
+    return rows
+
+
+def _python_page() -> str:
+    """The Python interface: every name of `stride_cli.api`, with its signature and docstring."""
+    from stride_cli import api
+
+    functions = [name for name in api.__all__ if not inspect.isclass(getattr(api, name))]
+    parts = [(ROOT / "docs/reference/api.md").read_text(encoding="utf-8").strip()]
+    for name in [*functions, *(name for name in api.__all__ if name not in functions)]:
+        found = getattr(api, name)
+        parts += [f"## {name}", *_documented(found, name)]
+        for method, inside in sorted(vars(found).items()) if inspect.isclass(found) else ():
+            inside = getattr(inside, "__func__", getattr(inside, "fget", inside))
+            if not method.startswith("_") and inspect.isfunction(inside) and inside.__doc__:
+                parts += [f"### {name}.{method}", *_documented(inside, method)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _documented(found: Any, name: str) -> list[str]:
+    """A signature, and a docstring whose sections are lists of names."""
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # a union of classes
+        return [f"```python\n{name} = {re.sub(r'[a-z_.]+[.]', '', str(found))}\n```"]
+    given = [
+        str(each.replace(annotation=_Shown(each.annotation))) if each.annotation is not each.empty else str(each)
+        for each in signature.parameters.values()
+        if each.name not in ("self", "cls")
+    ]
+    back = signature.return_annotation
+    ends = f") -> {back}" if isinstance(back, str) else ")"
+    line = f"{name}({', '.join(given)}{ends}"
+    if len(line) > 88:
+        line = f"{name}(\n    " + ",\n    ".join(given) + f",\n{ends}"
+    parts = [f"```python\n{line}\n```"]
+    title = ""
+    for block in _blocks(inspect.cleandoc(found.__doc__ or "")):
+        if title := block.pop("title", ""):
+            parts.append(f"**{title}**")
+        parts += [f"- `{what}`: {_plain(text)}" if what else _plain(text) for what, text in block.items()]
+    return parts
+
+
+class _Shown:
+    """An annotation that is written without quotes."""
+
+    def __init__(self, text: Any) -> None:
+        self._text = text if isinstance(text, str) else inspect.formatannotation(text)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+SECTION = re.compile(r"^(\w+)\n-{3,}\n|^(Args|Returns|Raises|Attributes|Yields):\n", re.MULTILINE)
+
+
+def _blocks(text: str) -> list[dict[str, str]]:
+    """The paragraphs of a docstring, then each section: its title, then what is named there, with its meaning."""
+    starts = [*SECTION.finditer(text)]
+    opening = text[: starts[0].start()] if starts else text
+    blocks: list[dict[str, str]] = [{"": part} for part in opening.split("\n\n") if part.strip()]
+    ends = [each.start() for each in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends, strict=False):
+        body = inspect.cleandoc("\n" + text[start.end() : end])
+        block = {"title": start[1] or start[2]}
+        last = ""
+        for line in body.splitlines():
+            named = re.match(r"([\w., `*]+?)(?: ?: |: | {2,})(.*)", line)
+            if named and not line.startswith(" "):
+                last = named[1].strip("` ")
+                block[last] = named[2].strip()
+            elif line.strip():
+                block[last] = f"{block.get(last, '')} {line.strip()}".strip()
+        blocks.append(block)
+    return blocks

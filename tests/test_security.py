@@ -1,4 +1,4 @@
-"""SECURITY.md and docs/security.md say what is: numbers as recorded, names as they are."""
+"""SECURITY.md says what is: numbers as recorded, names as they are."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from tests.fuzz import __main__ as command
 
 ROOT = Path(__file__).parents[1]
 RECORDS = "tests/benchmarks/results/fuzz.jsonl"
-PAGES = ("SECURITY.md", "docs/security.md")
 
 
 def test_tries_and_failures_are_those_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     (shown,) = re.findall(
         rf"<!-- python -m tests\.fuzz --table {RECORDS} -->\n(.*?)\n<!-- end -->", page, re.S
     )
@@ -40,18 +39,16 @@ def test_a_table_adds_up_the_runs_of_a_target() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_is_named_exists(page: str) -> None:
+def test_what_is_named_exists() -> None:
     from typer.main import get_command
 
     from stride_cli.commands.app import command_line
 
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).is_file(), link
-    own = {"--help", "--read-data", "--table"}  # of all, of restic, and of tests.fuzz
+        assert link.startswith("https://") or (ROOT / link).is_file(), link
+    own = {"--table"}  # of tests.fuzz
     assert set(re.findall(r"--[a-z][a-z-]+", text)) - own <= _options(get_command(command_line()))
-    assert page in (ROOT / "README.md").read_text(encoding="utf-8") or page.startswith("docs/")
 
 
 def test_limits_are_those_of_the_code() -> None:

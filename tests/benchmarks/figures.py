@@ -51,8 +51,8 @@ class Disagreement(ValueError):
 
 
 def pages() -> list[Path]:
-    """README and the pages of docs/ that are written by hand; the log names its records in its sentences."""
-    return [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "log.md"})]
+    """README and the pages of docs/ that are written by hand, the log included."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @cache
@@ -83,7 +83,11 @@ def value(found: Sequence[Record], field: str) -> float:
     inner, scale = (over[2], over[3]) if over else _unscaled(field)
     if over and over[1] == "count":
         return len(found)
-    inner, _, weight = inner.partition(",")
+    weight = ""
+    if over and over[1] == "mean":
+        inner, _, weight = inner.partition(",")
+    elif over and over[1] == "sum":  # a count that a record does not have is none
+        found = [record for record in found if _at(record, inner) is not None]
     numbers = [_number(record, inner.removeprefix("1/")) for record in found]
     if over is None and len(numbers) != 1:
         raise Disagreement(f"{len(numbers)} records are picked where one is meant")
@@ -113,8 +117,11 @@ def claims(text: str) -> Iterator[tuple[int, list[re.Match[str]], str]]:
         start = claim.end()
 
 
-def disagreements(text: str) -> list[str]:
-    """What of a page's figures is not as in the records: one line each, with the line of the page."""
+def disagreements(text: str, *, all_named: bool = True) -> list[str]:
+    """What of a page's figures is not as in the records: one line each, with the line of the page.
+
+    Without ``all_named`` a figure may have no comment: entries of the log may name their record in a sentence.
+    """
     told, covered = [], set()
     for line, numbers, claim in claims(text):
         where, _, fields = claim.rpartition("|")
@@ -130,7 +137,7 @@ def disagreements(text: str) -> list[str]:
                     raise Disagreement(f"shown {number[0]}, recorded {actual:.6g} ({field})")
         except (Disagreement, OSError, ValueError) as error:
             told.append(f"line {line}: {' '.join(claim.split())}: {error}")
-    for number in MEASURED.finditer(_without_code_and_tables(text)):
+    for number in MEASURED.finditer(_without_code_and_tables(text)) if all_named else ():
         if number.start() not in covered:
             told.append(f"line {text.count(chr(10), 0, number.start()) + 1}: {number[0]} names no record")
     return told
@@ -200,79 +207,13 @@ def figure(number: float, places: int = 3) -> str:
     return text.replace("-", "−")
 
 
-MORE = {
-    "wikitext": (("wikitext_earlier", " †"),),
-    "instructions": (),
-    "factbook": (("factbook_refined", " ‡"),),
-}
-"""Where to look for a method that a suite's own file does not have, and how that is marked."""
-STRIDE = ("stride:stored=1", "stride")
-FOUR = "MODEL|MODEL/checkpoints/step-000064|MODEL/checkpoints/step-000128|MODEL/checkpoints/step-000191"
-SEEDS = ("MODEL|seed-1|seed-2|seed-3|seed-4", "seed-0|seed-1|seed-2|seed-3|seed-4")
-_RUN = (
-    FOUR,
-    FOUR.replace("|MODEL/checkpoints/", "|").replace("|step", "|MODEL/checkpoints/step", 1),
-    "MODEL|MODEL/checkpoints/step-000092|step-000184|step-000276",
-    "MODEL|MODEL/checkpoints/step-000073|MODEL/checkpoints/step-000146|MODEL/checkpoints/step-000219",
-)
-_SMALLER = "space=mlp-matrix+logit+token-logit"
-
-
-def _spec(extra: str = "", checkpoints: Sequence[str] = (), base: Sequence[str] = STRIDE) -> tuple[str, ...]:
-    """Names that a method of ours has in the records, with these models and options."""
-    found = []
-    for name in base:
-        for models in checkpoints or ("",):
-            options = ",".join(each for each in (models and f"checkpoints={models}", extra) if each)
-            found.append(name + ("," if ":" in name else ":" if options else "") * bool(options) + options)
-    return tuple(found)
-
-
-Column = tuple[str, str, str]
-"""Heading, suite, and '' or the group of queries."""
-SUITES: tuple[Column, ...] = (
-    ("MNIST", "mnist", ""), ("Parkinson's voices", "parkinsons", ""), ("digits, ResNet-9", "digits", ""),
-    ("WikiText", "wikitext", ""), ("… other articles", "wikitext", "other"),
-    ("Factbook", "factbook", ""), ("… other sections", "factbook", "other"),
-    ("instructions", "instructions", ""),
-)  # fmt: skip
-METHODS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("stride", STRIDE),
-    ("stride, `--read 100`", ("stride:stored=1,refine=100",)),
-    ("stride, four checkpoints of the run", (
-        *_spec(checkpoints=_RUN), *_spec(checkpoints=_RUN, base=(f"stride:{_SMALLER}",)),
-    )),
-    ("stride, five models of other seeds", _spec(checkpoints=SEEDS)),
-    ("stride, `--space mlp-matrix+logit+token-logit`", (f"stride:{_SMALLER}",)),
-    ("stride, `--prior tfidf`", _spec("prior=tfidf")),
-    ("stride, `--prior pairs`", _spec("prior=pairs", base=STRIDE[:1])),
-    ("stride, `--prior pairs --read 100`", _spec("prior=pairs,refine=100", base=STRIDE[:1])),
-    ("direct readout", ("direct",)),
-    ("direct readout, four checkpoints", tuple(f"direct:checkpoints={models}" for models in _RUN)),
-    ("stride, published recipe", ("stride:recipe=paper",)),
-    ("EK-FAC of the MLPs (classifiers: of all layers)", ("ekfac",)),
-    ("EK-FAC of all layers", ("ekfac:layers=all",)),
-    ("GradDot", ("graddot",)), ("TracIn", ("tracin",)), ("TrackStar", ("trackstar",)), ("TRAK", ("trak",)),
-    ("TRAK, dim 512, damping 1", ("trak:dim=512,damping=1",)),
-    ("last layer's influence", ("lastlayer",)), ("… damping 1", ("lastlayer:damping=1",)),
-    ("LESS with plain gradients (`form=sgd`)", ("less",)), ("LoGRA", ("logra",)),
-    ("datamodels, from half of the retrained subsets", ("datamodels",)),
-    ("AirRep, projector trained on half of the subsets", ("airrep:train=truth,tune=projector",)),
-    ("shared pairs of tokens (`pairs`)", ("pairs",)),
-    ("TF-IDF", ("tfidf",)), ("BM25", ("bm25",)), ("MiniLM embeddings", ("embeddings",)),
-    ("FeatSim", ("featsim",)), ("RDS", ("rds",)), ("DSIR", ("dsir",)), ("chance", ("chance",)),
-)  # fmt: skip
-TODAY: tuple[Column, ...] = (
-    ("WikiText, trained from scratch", "wikitext_today", ""),
-    ("… other articles", "wikitext_today", "other"),
-    ("80 other passages", "wikitext_fresh", ""),
-    ("instructions, fine-tuned", "instructions_today", ""),
-)
-_SMOLLM2: Column = ("SmolLM2-135M, fine-tuned", "instructions_135m_today", "")
+Column = tuple[str, str]
+"""Heading and suite."""
 BRIEF: tuple[Column, ...] = (  # on whose queries nothing was chosen
-    ("WikiText, trained from scratch", "wikitext_fresh", ""), TODAY[3],
-    ("SmolLM2-135M, fine-tuned", "instructions_135m_mixed", ""),
-)  # fmt: skip
+    ("WikiText, trained from scratch", "suites/wikitext_fresh"),
+    ("instructions, fine-tuned", "suites/instructions_today"),
+    ("SmolLM2-135M, fine-tuned", "suites/instructions_135m_mixed"),
+)
 
 
 def _shrunk(spec: str) -> tuple[str, str]:
@@ -280,88 +221,44 @@ def _shrunk(spec: str) -> tuple[str, str]:
     return f"{spec}{',' if ':' in spec else ':'}shrink=true", spec
 
 
-_STORED = ("stride:stored=true", *STRIDE)
 FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("STRIDE", _STORED), ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
-    ("EK-FAC of all layers", _shrunk("ekfac:layers=all")),
-    ("LoGRA, rank 64 (SmolLM2: 16)", ("logra:rank=16", *_shrunk("logra:rank=64"))),
-    ("TF-IDF of tokens (SmolLM2: of words)", (*_shrunk("tfidf:units=tokens"), "tfidf")),
-    ("STRIDE by the paper's own recipe (SGD)", ("stride:recipe=paper",)),
+    ("STRIDE", ("stride:stored=true",)), ("shared token pairs", _shrunk("pairs")),
+    ("EK-FAC, all layers", _shrunk("ekfac:layers=all")),
+    ("LoGRA", ("logra:rank=16", *_shrunk("logra:rank=64"))),
+    ("TF-IDF", (*_shrunk("tfidf:units=tokens"), "tfidf")),
 )  # fmt: skip
-TODAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("stride", _STORED), ("stride, `--read 0`", ("stride:stored=true,read=0",)),
-    ("stride, `--read 100`", ("stride:stored=true,read=100",)),
-    ("stride, every chunk read", ("stride:stored=true,read=2000",)),
-    ("stride, `--redundancy 0`", ("stride:stored=true,redundancy=0",)),
-    ("stride, `--prior pairs`", ("stride:stored=true,prior=pairs",)),
-    ("direct readout", ("direct",)),
-    ("direct readout, four checkpoints of the run", ("direct:checkpoints=FOUR",)),
-    ("direct readout, five models of other seeds", ("direct:checkpoints=FIVE",)),
-    ("EK-FAC of all layers", _shrunk("ekfac:layers=all")), ("EK-FAC of the MLPs", _shrunk("ekfac")),
-    ("LoGRA, rank 32, principal directions", _shrunk("logra:rank=32,init=pca")),
-    ("LoGRA, rank 64", _shrunk("logra:rank=64")), ("TrackStar, rank 32", _shrunk("trackstar:rank=32")),
-    ("GradDot", _shrunk("graddot")), ("TRAK, one model", _shrunk("trak")),
-    ("TRAK, five models as published, 2,048 dimensions", ("trak:dim=2048,checkpoints=FIVE",)),
-    ("LESS", _shrunk("less")),
-    ("LESS with plain gradients (`form=sgd`)", _shrunk("less:form=sgd")),
-    ("shared pairs of tokens (`pairs`)", _shrunk("pairs")),
-    ("TF-IDF of tokens", _shrunk("tfidf:units=tokens")), ("TF-IDF of words", _shrunk("tfidf")),
+RESULTS_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    FIVE[0], ("exact gradients of every chunk (`direct`)", ("direct",)), *FIVE[1:4],
+    ("TrackStar, rank 32", _shrunk("trackstar:rank=32")), ("GradDot", _shrunk("graddot")),
+    ("TRAK, five models", ("trak:dim=2048,checkpoints=FIVE",)), ("LESS", _shrunk("less")), FIVE[4],
     ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
-    ("FeatSim", _shrunk("featsim")), ("RDS", _shrunk("rds")), ("DSIR", _shrunk("dsir")),
-    ("chance", ("chance",)),
+    ("FeatSim", _shrunk("featsim")), ("RDS", _shrunk("rds")), ("chance", ("chance",)),
 )  # fmt: skip
 
 
-def methods_table(
-    rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence[Column], more: dict[str, Any] | None = None
-) -> str:
-    """LDS ± standard error of each method on each suite; in bold the best of a column, by its own truth, and
-    those whose own error reaches it."""
-    body: list[list[tuple[float, str, bool, float] | None]] = []
-    for _, names in rows:
-        body.append([cell(names, suite, group, more or {}) for _, suite, group in columns])
-    best = [
-        max((each[0] for each in column if each and each[2]), default=None)
-        for column in zip(*body, strict=True)
-    ]
-    lines = [[""] + [heading for heading, _, _ in columns]]
+def methods_table(rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence[Column]) -> str:
+    """LDS ± standard error of each method on each suite; in bold the best of a column, and those whose own
+    error reaches it."""
+    body = [[cell(names, suite) for _, suite in columns] for _, names in rows]
+    best = [max((each[0] for each in column if each), default=None) for column in zip(*body, strict=True)]
+    lines = [[""] + [heading for heading, _ in columns]]
     for (label, _), row in zip(rows, body, strict=True):
         if any(row):
             cells = [
-                "" if each is None else f"**{each[1]}**" if each[2] and each[3] >= top else each[1]
+                "" if each is None else f"**{each[1]}**" if each[2] >= top else each[1]
                 for each, top in zip(row, best, strict=True)
             ]
             lines.append([label, *cells])
     return markdown(lines)
 
 
-def cell(
-    names: Sequence[str], suite: str, group: str, more: dict[str, Any]
-) -> tuple[float, str, bool, float] | None:
-    """The value, how it is shown, whether it is of the column's own truth, and how far its error reaches."""
-    for where, mark in ((suite, ""), *more.get(suite, ())):
-        for name in names:
-            for found in pick(where, method=name):
-                mean = _at(found, group or "mean")
-                if mean is not None:
-                    within = 0.0 if group else found["spearman"]["se"]
-                    error = "" if group else f" ± {figure(within)}"
-                    return mean, figure(mean) + error + mark, not mark, mean + within
+def cell(names: Sequence[str], suite: str) -> tuple[float, str, float] | None:
+    """The value, how it is shown, and how far its error reaches."""
+    for name in names:
+        for found in pick(suite, method=name):
+            mean, error = found["spearman"]["mean"], found["spearman"]["se"]
+            return mean, f"{figure(mean)} ± {figure(error)}", mean + error
     return None
-
-
-def suite_facts() -> str:
-    """Of each suite: chunks, retrained subsets, queries, noise ceiling."""
-    lines = [["suite", "chunks", "retrained subsets × seeds", "queries", "noise ceiling"]]
-    for path in sorted((RESULTS / "suites").glob("*.jsonl")):
-        name = f"suites/{path.stem}"
-        found = [each for each in records(name) if _compares(each)]
-        if found:
-            about, most = records(name)[0], max(found, key=lambda each: each["subsets"])
-            ceiling = figure(most["ceiling"], 2) if most.get("ceiling") else ""
-            shown = f"{most['subsets']} × {most['seeds']}"
-            lines.append([f"`{path.stem}`", f"{about['n']:,}", shown, str(most["queries"]), ceiling])
-    return markdown(lines)
 
 
 SELECTED = {
@@ -547,7 +444,7 @@ SIZES = (
 def sizes_table() -> str:
     """LDS ± standard error over models of several sizes, fine-tuned on the same pairs and halves of them."""
     own = {name: pick("suites/sizes", size=name) for name in ("4x128", "6x256", "8x448")}
-    own["135 M"] = pick(f"suites/{_SMOLLM2[1]}")
+    own["135 M"] = pick("suites/instructions_135m_today")
     counts = [record["parameters"] for record in pick("suites/sizes", what="size")]
     lines = [["", *(f"{count / 1e6:.1f} M" for count in counts), "135 M (SmolLM2)"]]
     for label, method in SIZES:
@@ -567,29 +464,14 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(shown + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-def suites(columns: Sequence[Column]) -> list[Column]:
-    """Columns, with the file of each suite's records."""
-    return [(heading, f"suites/{suite}", group) for heading, suite, group in columns]
-
-
 def _module(name: str) -> Any:
     """Import a module of tables late: it is made of this module's parts."""
     return importlib.import_module(f"tests.benchmarks.{name}")
 
 
-_MORE = {
-    f"suites/{suite}": tuple((f"suites/{other}", mark) for other, mark in more)
-    for suite, more in MORE.items()
-}
-_OTHER_HALVES = {
-    "suites/wikitext_fresh": (("suites/wikitext_earlier", " †"),),
-    "suites/instructions_today": (("suites/instructions", " †"),),
-}
 TABLES: dict[str, Callable[[], str]] = {
-    "five": lambda: methods_table(FIVE, suites(BRIEF), _OTHER_HALVES),
-    "today": lambda: methods_table(TODAYS, suites(TODAY)),
-    "methods": lambda: methods_table(METHODS, suites(SUITES), _MORE),
-    "suites": suite_facts,
+    "five": lambda: methods_table(FIVE, BRIEF),
+    "results": lambda: methods_table(RESULTS_ROWS, BRIEF),
     "parts": parts_table,
     "selection": selection_table,
     "sizes": sizes_table,
@@ -624,7 +506,7 @@ def main(arguments: list[str]) -> int:
         elif made != text:
             failed = True
             note(f"{page.relative_to(ROOT)}: a table is not as recorded; run it with --write")
-        for line in disagreements(made):
+        for line in disagreements(made, all_named=page.name != "log.md"):
             failed = True
             note(f"{page.relative_to(ROOT)}: {line}")
     return int(failed)

@@ -61,10 +61,10 @@ def drawing(recovery: Sequence[Record], solvers: Sequence[Record]) -> str:
 def quality() -> str:
     """LDS of the README's five methods, a panel for each of its three suites."""
     panels = []
-    for heading, suite, group in figures.suites(figures.BRIEF):
+    for heading, suite in figures.BRIEF:
         bars: list[Bar] = []
         for name, specs in figures.FIVE:
-            if found := figures.cell(specs, suite, group, {}):
+            if found := figures.cell(specs, suite):
                 bars.append((name.replace("`", ""), max(found[0], 0.0), found[1], "c1" if bars else "c0"))
         panels.append(_bars(f"{heading}: LDS", bars, logarithmic=False))
     return _stacked("Quality of five methods", panels)

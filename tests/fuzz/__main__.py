@@ -6,7 +6,7 @@ and traceback are told on stderr, the input in ``failed`` too, of the first ten.
 name, the seed and its number alone: ``--seed S --first N --tries 1`` repeats it, also one that killed the
 process or did not end.
 
-`python -m tests.fuzz --table FILE` prints such lines as the Markdown table of docs/security.md.
+`python -m tests.fuzz --table FILE` prints such lines as the Markdown table of SECURITY.md.
 """
 
 from __future__ import annotations
