@@ -247,18 +247,17 @@ def _settings_page() -> str:
 
     parts = [
         "# Settings",
-        "A setting comes from `stride.yaml` in the working directory, then from a `STRIDE_*` variable, then from an "
-        "option. The later one wins. `stride config show` says which it was. A mistyped key or variable is an error.",
+        "A setting comes from `stride.yaml` in the working directory, then from a `STRIDE_*` variable, then "
+        "from an option. The later wins; `stride config show` says which it was. Mistyped keys are errors.",
     ]
     for section, entries in SECTIONS.items():
         rows = [["key and variable", "default", "values", "meaning"]]
         for entry in entries.values():
             default = "chosen to fit" if entry.default in (None, ()) else f"`{entry.default}`"
             kinds = ", ".join(kind.__name__ for kind in entry.kinds if kind is not type(None))
-            key = f'<a id="{section}-{entry.name}"></a>`{section}.{entry.name}` `STRIDE_{section}_{entry.name}`'.replace(
-                f"STRIDE_{section}_{entry.name}", f"STRIDE_{section}_{entry.name}".upper()
-            )
-            rows.append([key, default, _plain(entry.expected or kinds), _plain(entry.about.help)])
+            key, variable = f"{section}.{entry.name}", f"STRIDE_{section}_{entry.name}".upper()
+            named = f'<a id="{section}-{entry.name}"></a>`{key}` `{variable}`'
+            rows.append([named, default, _plain(entry.expected or kinds), _plain(entry.about.help)])
         parts += [f"## {section}", markdown(rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -270,8 +269,8 @@ def _schema_page() -> str:
 
     parts = [
         "# Records",
-        "What commands write to stdout: one JSON object a line. `stride schema NAME` prints the JSON Schema. A number "
-        "that is not finite is null.",
+        "What commands write to stdout: one JSON object a line. `stride schema NAME` prints the JSON Schema. "
+        "A number that is not finite is null.",
     ]
     for name in records():
         schema = json_schema(name)
@@ -283,7 +282,8 @@ def _schema_page() -> str:
 def _keys(schema: dict[str, Any], above: str) -> list[list[str]]:
     rows = []
     for name, about in schema.get("properties", {}).items():
-        inside = next((each for each in [about, *about.get("anyOf", [])] if "properties" in each or "items" in each), {})
+        either = [about, *about.get("anyOf", [])]
+        inside: dict[str, Any] = next((each for each in either if {"properties", "items"} & set(each)), {})
         items = inside.get("items", inside)
         kind = about.get("type") or [each.get("type") for each in about.get("anyOf", [])]
         kind = ", ".join(str(each) for each in (kind if isinstance(kind, list) else [kind]) if each)
@@ -316,7 +316,7 @@ def _documented(found: Any, name: str) -> list[str]:
     except (TypeError, ValueError):  # a union of classes
         return [f"```python\n{name} = {re.sub(r'[a-z_.]+[.]', '', str(found))}\n```"]
     given = [
-        str(each.replace(annotation=_Shown(each.annotation))) if each.annotation is not each.empty else str(each)
+        str(each if each.annotation is each.empty else each.replace(annotation=_Shown(each.annotation)))
         for each in signature.parameters.values()
         if each.name not in ("self", "cls")
     ]
@@ -348,7 +348,7 @@ SECTION = re.compile(r"^(\w+)\n-{3,}\n|^(Args|Returns|Raises|Attributes|Yields):
 
 
 def _blocks(text: str) -> list[dict[str, str]]:
-    """The paragraphs of a docstring, then each section: its title, then what is named there, with its meaning."""
+    """The paragraphs of a docstring, then each section: its title, and the meaning of each name."""
     starts = [*SECTION.finditer(text)]
     opening = text[: starts[0].start()] if starts else text
     blocks: list[dict[str, str]] = [{"": part} for part in opening.split("\n\n") if part.strip()]

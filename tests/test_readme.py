@@ -331,6 +331,7 @@ def test_figures_and_tables_are_those_of_the_records(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert figures.with_tables(text) == text, "run `python -m tests.benchmarks figures --write`"
     assert figures.disagreements(text, all_named=page.name != "log.md") == []
+    assert re.findall(r"^\|.*<!-- = [^>]*\|.*$", text, re.MULTILINE) == [], "in a table write =>"
 
 
 def test_records_that_the_log_names_are_kept() -> None:

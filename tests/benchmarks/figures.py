@@ -5,7 +5,7 @@
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A figure in prose is followed by a
 comment that names its record: the file, what picks one line of it, and a field for each of the last numbers
-before it::
+before it (in a row of a table with => in place of |)::
 
     .655 ± .022 (.597)<!-- = suites/wikitext_adamw method=stride:stored=1 | mean se other -->
 
@@ -35,7 +35,7 @@ from stride_cli.output import note
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-CLAIM = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
+CLAIM = re.compile(r"<!-- = (.*?) (?:\||=>) ([^|]*?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])[-−+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 MEASURED = re.compile(r"(?<![\w.])[-−+]?\.\d{2,}")
 """How a measured figure is written: each must have a record. (A setting is 0.1, with a zero.)"""
@@ -104,27 +104,26 @@ def value(found: Sequence[Record], field: str) -> float:
     return result
 
 
-def claims(text: str) -> Iterator[tuple[int, list[re.Match[str]], str]]:
+def claims(text: str) -> Iterator[tuple[int, list[re.Match[str]], tuple[str, str]]]:
     """Of every comment that names a record: its line, the numbers that it is about, and what it says."""
     start = 0
     for claim in CLAIM.finditer(text):
         before = text[start : claim.start()]
         paragraph = max(before.rfind("\n\n") + 2, 0) if "\n\n" in before else 0
-        fields = shlex.split(claim[1].rpartition("|")[2])
+        fields = shlex.split(claim[2])
         first = start + paragraph
         numbers = list(NUMBER.finditer(text, first, claim.start()))[-len(fields) :]
-        yield text.count("\n", 0, claim.start()) + 1, numbers, claim[1]
+        yield text.count("\n", 0, claim.start()) + 1, numbers, (claim[1], claim[2])
         start = claim.end()
 
 
 def disagreements(text: str, *, all_named: bool = True) -> list[str]:
     """What of a page's figures is not as in the records: one line each, with the line of the page.
 
-    Without ``all_named`` a figure may have no comment: entries of the log may name their record in a sentence.
+    Without ``all_named`` a figure may have no comment: the log may name a record in a sentence.
     """
     told, covered = [], set()
-    for line, numbers, claim in claims(text):
-        where, _, fields = claim.rpartition("|")
+    for line, numbers, (where, fields) in claims(text):
         name, *wanted = shlex.split(where)
         names = shlex.split(fields)
         covered |= {number.start() for number in numbers}
@@ -136,7 +135,7 @@ def disagreements(text: str, *, all_named: bool = True) -> list[str]:
                 if not rounds_to(actual := value(found, field), number[0]):
                     raise Disagreement(f"shown {number[0]}, recorded {actual:.6g} ({field})")
         except (Disagreement, OSError, ValueError) as error:
-            told.append(f"line {line}: {' '.join(claim.split())}: {error}")
+            told.append(f"line {line}: {' '.join(f'{where} | {fields}'.split())}: {error}")
     for number in MEASURED.finditer(_without_code_and_tables(text)) if all_named else ():
         if number.start() not in covered:
             told.append(f"line {text.count(chr(10), 0, number.start()) + 1}: {number[0]} names no record")
@@ -240,7 +239,7 @@ def methods_table(rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence
     """LDS ± standard error of each method on each suite; in bold the best of a column, and those whose own
     error reaches it."""
     body = [[cell(names, suite) for _, suite in columns] for _, names in rows]
-    best = [max((each[0] for each in column if each), default=None) for column in zip(*body, strict=True)]
+    best = [max((each[0] for each in column if each), default=0.0) for column in zip(*body, strict=True)]
     lines = [[""] + [heading for heading, _ in columns]]
     for (label, _), row in zip(rows, body, strict=True):
         if any(row):
