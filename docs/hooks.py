@@ -7,6 +7,7 @@ turned to the page of that file, or to a copy of it under ``files/``.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import inspect
 import json
@@ -221,7 +222,7 @@ def _described(command: Any, name: str) -> list[str]:
 
 def _plain(text: str) -> str:
     """A text as it stands, for Markdown; what is between backticks stays code."""
-    pieces = " ".join(text.split()).split("`")
+    pieces = " ".join(text.split()).replace("``", "`").split("`")
     for at in range(0, len(pieces), 2):
         pieces[at] = re.sub(r"([*_\[\]|\\#])", r"\\\1", html.escape(pieces[at], quote=False))
     return "`".join(pieces)
@@ -299,8 +300,12 @@ def _python_page() -> str:
 
     functions = [name for name in api.__all__ if not inspect.isclass(getattr(api, name))]
     parts = [(ROOT / "docs/reference/api.md").read_text(encoding="utf-8").strip()]
+    shown: list[Any] = []
     for name in [*functions, *(name for name in api.__all__ if name not in functions)]:
         found = getattr(api, name)
+        if found in shown:  # another name of the same
+            continue
+        shown.append(found)
         parts += [f"## {name}", *_documented(found, name)]
         for method, inside in sorted(vars(found).items()) if inspect.isclass(found) else ():
             inside = getattr(inside, "__func__", getattr(inside, "fget", inside))
@@ -315,11 +320,14 @@ def _documented(found: Any, name: str) -> list[str]:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # a union of classes
         return [f"```python\n{name} = {re.sub(r'[a-z_.]+[.]', '', str(found))}\n```"]
-    given = [
-        str(each if each.annotation is each.empty else each.replace(annotation=_Shown(each.annotation)))
-        for each in signature.parameters.values()
-        if each.name not in ("self", "cls")
-    ]
+    given: list[str] = []
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not any(other.startswith("*") for other in given):
+            given.append("*")
+        if each.annotation is not each.empty:
+            each = each.replace(annotation=_Shown(each.annotation))
+        if each.name not in ("self", "cls"):
+            given.append(re.sub(r"= <.*>", "= …", str(each)))
     back = signature.return_annotation
     ends = f") -> {back}" if isinstance(back, str) else ")"
     line = f"{name}({', '.join(given)}{ends}"
@@ -331,6 +339,10 @@ def _documented(found: Any, name: str) -> list[str]:
         if title := block.pop("title", ""):
             parts.append(f"**{title}**")
         parts += [f"- `{what}`: {_plain(text)}" if what else _plain(text) for what, text in block.items()]
+    if dataclasses.is_dataclass(found) and isinstance(found, type):
+        about = {field.name: field.metadata.get("option") for field in dataclasses.fields(found)}
+        helped = [f"- `{field}`: {_plain(what.help)}" for field, what in about.items() if what and what.help]
+        parts += ["**Fields**", *helped] if helped else []
     return parts
 
 

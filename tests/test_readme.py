@@ -120,6 +120,12 @@ def test_the_main_job(shell, demonstrated: Path) -> None:
     assert compared["hits"][0]["document"] == "history/french-revolution"
     assert compared["comparison"]["probability"] > 0.5 > compared["comparison"]["other_probability"]
     assert [each["schema"] for each in _values(shell(LOOKED_AT, demonstrated))]
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    outputs = re.findall(r"```text\n(.*?)```", tutorial, re.DOTALL)
+    for shown, answer in zip(outputs, (known, unknown, compared), strict=True):
+        word = {"clear": "Clear:", "guessing": "Guessing:", None: "No verdict:"}[answer.get("verdict")]
+        assert shown.startswith(answer["prompt"]) and word in shown
+        assert answer["verdict"] == "guessing" or f" {answer['hits'][0]['document']}\n" in shown
     # everything is there: it only asks
     facts = [json.loads(line) for line in shell(f"{command} --all", demonstrated).splitlines()]
     prompts = {answer["prompt"] for answer in answers}
