@@ -345,7 +345,8 @@ def solvers_table() -> str:
     mine = [each for each in records("solvers") if "cpu_seconds_over_stride" in each]
     ratios = sorted({each["lambda_ratio"] for each in mine}, reverse=True)
     sizes = sorted({each["n"] for each in mine})
-    lines = [["", *(f"n = {n:,}, λ = {ratio:g} λ_max" for n in sizes for ratio in ratios)]]
+    powers = {n: f"10{str(len(str(n)) - 1).translate(str.maketrans('56', '⁵⁶'))}" for n in sizes}
+    lines = [["", *(f"{powers[n]} chunks, {ratio:g} λ_max" for n in sizes for ratio in ratios)]]
     for solver in dict.fromkeys(each["solver"] for each in mine):
         cells = {(r["n"], r["lambda_ratio"]): r for r in mine if r["solver"] == solver}
         shown = [cells.get((n, ratio)) for n in sizes for ratio in ratios]

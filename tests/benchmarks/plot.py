@@ -128,7 +128,7 @@ def _measured(title: str, own: Record, every: Record) -> tuple[float, list[str]]
     """One panel; in colour what was left out for the query itself."""
     theirs, others = own.get("points", []), every.get("points", [])
     mean = [own["mean_predicted"], own["mean_measured"]]
-    most = max(max(point) for point in [*others, mean, [2 * value for value in mean]])
+    most = max(max(point) for point in [*others, *theirs, mean, [2 * value for value in mean]])
     least = [min([0.0, *(point[axis] for point in others)]) for axis in (0, 1)]
     across, down = Scale(least[0], most, 60, _WIDTH - 150), Scale(least[1], most, _FRONTIER - 40, _TOP)
     slope = f"{figures.figure(own['slope'], 2)} ± {figures.figure(own['error'], 2)}"
@@ -182,7 +182,7 @@ def _solves(records: Sequence[Record]) -> tuple[float, list[str]] | None:
             (f"batch of 64 at {ratio} λ_max", "cpu_bare_passes_each", "c1"),
         ):
             if key in (record := by_name.get(name, {})):
-                shown = name.replace("solve", "one query").replace("batch of 64", "each of 64 at once,")
+                shown = name.replace("solve", "one query").replace("batch of 64 at", "each of 64,")
                 bars.append((shown, record[key], f"{record[key]:.1f}", colour))
     if not bars:
         return None
