@@ -18,7 +18,7 @@ from index_format.confined import own_directory
 from index_format.durable import replace_file
 from index_format.location import Location
 
-Kind = Literal["code", "places", "corpora", "bases", "bounds"]
+Kind = Literal["code", "places", "corpora", "bases", "bounds", "secrets"]
 
 
 def remember(kind: Kind, digest: str, text: str) -> None:
@@ -28,7 +28,7 @@ def remember(kind: Kind, digest: str, text: str) -> None:
     ----------
     kind : "code" (where a network's file was, which the user named), "places" (where a model or a corpus is),
         "corpora" (files that hold what an index does), "bases" (the model that an adapter was given with),
-        "bounds" (an index whose numbers point inside it)
+        "bounds" (an index whose numbers point inside it), "secrets" (of this user's servers)
     digest : SHA-256 in hex
     """
     place = state_directory(kind)

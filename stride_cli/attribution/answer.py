@@ -84,16 +84,13 @@ class Answer:
     other_loss : float or None         nats of the token that the response is compared with, where it is
     added : str or None                of several prompts as one: what of their influences is added up
     supporters, opposers : list of Hit
-    passages : dict                    chunk number → the sentence of it that carries its influence, where
-                                       chunks are read; else the one most like the query
-    carried : bool                     False: passages that carry the influence were not asked for, and
-                                       `Session.with_passages` finds them
+    passages : dict                    chunk number → its sentence that carries its influence
+    carried : bool                     False: `Session.with_passages` finds passages that carry the influence
     solution : Solution                the influences of all chunks, and their certificate
     document_ids : dict                document number → id
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
-    measured : (K,) float64 or None    y, the responses on the scale that the recovery explains; what it
-                                       recovers of them is ``measured - solution.residual``
+    measured : (K,) float64 or None    y, as the recovery explains them: ``measured - solution.residual`` of it
     shrinkage : Shrinkage or None      how small differences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
@@ -312,8 +309,8 @@ class Answer:
     def to_frame(self) -> DataFrame:
         """The documents as a pandas DataFrame: one row a hit, opposers last.
 
-        Columns as of ``stride query --format csv``; ``stride schema stride.hit_row/1`` says what they
-        mean, and ``list`` which of the answer's lists a document is on.
+        Columns as of ``stride query --format csv``, whose meaning ``stride schema stride.hit_row/1`` says;
+        prompt, response and verdict, which are of all rows, are in the frame's ``attrs``.
 
         Raises
         ------

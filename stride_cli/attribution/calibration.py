@@ -218,7 +218,7 @@ def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
     while tries < _TRIES * (made + 20):
         tries += 1
         drawn = (int(random.integers(workspace.index.n_documents)) for _ in range(2))
-        own, other = (_beginning(workspace, document, form, random) for document in drawn)
+        own, other = (beginning(workspace, document, form, random) for document in drawn)
         places, others = corpus.rare_places(own), [match[0] for match in corpus.rare_places(other)]
         if not places or not others:
             continue
@@ -237,7 +237,7 @@ def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
             yield prompt
 
 
-def _beginning(workspace: Workspace, document: int, form: Form, random: np.random.Generator) -> str:
+def beginning(workspace: Workspace, document: int, form: Form, random: np.random.Generator) -> str:
     """The prompt of a document that has one, else some words of its beginning."""
     model = cast("CausalLM", workspace.model)
     ids, weights = workspace.chunks.chunk(workspace.index.document_chunks(document)[0])

@@ -40,18 +40,16 @@ def hit_rows(answer: Mapping[str, Any], number: int = 1) -> Iterator[Row]:
         number: The answer's number, from 1.
     """
     of_answer = {key: answer.get(key) for key in AnswerOfHit.__annotations__}
-    for name in ("hits", "opposers"):
-        for hit in answer[name]:
-            row = {**of_answer, **hit, "list": name, "answer": number}
-            yield {key: _finite(row.get(key)) for key in hit_columns()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    for hit in (*answer["hits"], *answer["opposers"]):
+        row = {**of_answer, **hit, "answer": number}
+        known = {key: each for key, each in row.items() if not isinstance(each, float) or math.isfinite(each)}
+        yield {key: known.get(key) for key in hit_columns()}
 
 
 def frame(answer: Mapping[str, Any]) -> Any:
     """Make a pandas DataFrame of a ``stride.answer/1`` record: one row a hit, opposers last.
+
+    What is the answer's own, its prompt and the like, is in the frame's ``attrs``.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -60,13 +58,13 @@ def frame(answer: Mapping[str, Any]) -> Any:
         import pandas
     except ImportError:
         raise require_extra("pandas", "frames") from None
-    rows = list(hit_rows(answer))
-    return pandas.DataFrame(
-        {
-            name: pandas.Series([row[name] for row in rows], dtype=dtype)
-            for name, dtype in hit_columns().items()
-        }
+    rows, shared = list(hit_rows(answer)), AnswerOfHit.__annotations__
+    columns = {name: dtype for name, dtype in hit_columns().items() if name not in shared}
+    made = pandas.DataFrame(
+        {name: pandas.Series([row[name] for row in rows], dtype=dtype) for name, dtype in columns.items()}
     )
+    made.attrs = {name: answer.get(name) for name in shared if name in answer}
+    return made
 
 
 def html_table(answer: Mapping[str, Any]) -> str:
@@ -80,11 +78,16 @@ def html_table(answer: Mapping[str, Any]) -> str:
         for hit in hits:
             name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
             name += " (the model was never trained on it)" if hit.get("trained") is False else ""
-            share = "" if hit["backfilled"] else f"{hit['share']:.0%}"
+            share = "" if hit["backfilled"] else share_text(hit["share"])
             numbers = [] if quiet else [share, influence_text(hit, unit)]
             rows.append(_row("td", [f"{hit['rank']:g}", name, *numbers, shortened(hit["passage"], _PASSAGE)]))
         parts.append(f"<table>{''.join(rows)}</table>" if hits else f"<p>{heading}</p>")
     return "".join(parts)
+
+
+def share_text(share: float) -> str:
+    """Show a share in whole percents, as everywhere."""
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def influence_text(hit: Mapping[str, Any], unit: str | None) -> str:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from stride_cli import output
-from stride_cli.attribution.frames import influence_text
+from stride_cli.attribution.frames import influence_text, share_text
 from stride_cli.characters import one_line, printable, shortened
 from stride_cli.report import explanation as told
 from stride_cli.report.contents import matching_spans
@@ -42,10 +42,9 @@ def render_answer(answer: Answer, *, verbose: bool = False, console: Console | N
         if said:
             console.print(Text(printable(said), style=colour))
     console.print(Text(told.asked(record), style="dim"))
-    largest = max((abs(hit["influence"]) for hit in record["hits"] + record["opposers"]), default=0.0)
     for heading, hits, quiet in sections(record):
         console.print(Text(f"\n{heading}", style="dim italic" if quiet else "italic"))
-        for line in _hits(hits, record, 0.0 if quiet else largest):
+        for line in _hits(hits, record, quiet):
             console.print(line)
     for said in filter(None, [told.fewer(record), told.how_found(record)]):
         console.print(Text(said, style="dim"))
@@ -85,27 +84,27 @@ def _title(record: Mapping[str, Any], pieces: Sequence[tuple[str, float]]) -> Te
 
 
 def _hits(
-    hits: Sequence[Mapping[str, Any]], record: Mapping[str, Any], largest: float
+    hits: Sequence[Mapping[str, Any]], record: Mapping[str, Any], quiet: bool
 ) -> Iterator[RenderableType]:
-    """Show documents; grey and without numbers where `largest`, the influence of a whole bar, is 0."""
+    """Show documents; grey and without numbers where they are `quiet`."""
     query = f"{record['prompt']} {record['response']}"
     number = max((len(f"{hit['rank']:g}") for hit in hits), default=0)
     for hit in hits:
         line, passage = Text(f"{hit['rank']:>{number}g} "), Text(printable(hit["passage"]))
-        if largest:
-            filled = round(_BAR * abs(hit["influence"]) / largest) if hit["share"] >= 0.005 else 0
+        if not quiet:
+            filled = round(_BAR * hit["share"])
             line.append("█" * filled, style=_COLOURS[hit["sign"]]).append("░" * (_BAR - filled), style="dim")
             if hit["backfilled"]:
                 line.append("   –  ")
             else:
-                line.append(f" {hit['share']:4.0%} ")
+                line.append(f" {share_text(hit['share']):>4} ", style=_COLOURS[hit["sign"]])
                 line.append(f"{influence_text(hit, record['unit'])} ", style="dim")
             for start, stop in matching_spans(passage.plain, query):
                 passage.stylize("bold yellow", start, stop)
-        line.append(one_line(hit["document"]), style="bold" * bool(largest))
+        line.append(one_line(hit["document"]), style="" if quiet else "bold")
         if special := "; ".join(told.flags(hit)):
-            line.append(f"  {special}", style="yellow" * bool(largest))
+            line.append(f"  {special}", style="" if quiet else "yellow")
         for shown in (line, passage):
-            shown.stylize("" if largest else "dim")
+            shown.stylize("dim" if quiet else "")
         yield line
         yield Padding(passage, (0, 0, 0, number + 1))

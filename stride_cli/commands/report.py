@@ -77,7 +77,7 @@ def report(
     from stride_cli.output import emit, note, progress, wants_json
     from stride_cli.report.answers import parse_answers, read_answers
     from stride_cli.report.contents import from_answer, from_record
-    from stride_cli.report.drawing import check_place
+    from stride_cli.report.drawing import check_place, provenance
     from stride_cli.report.page import render_report
 
     begin = time.monotonic()
@@ -90,14 +90,14 @@ def report(
     shown: list[ShownAnswer]
     if answers is not None:
         saved = parse_answers(stdin_lines(), "stdin") if str(answers) == "-" else read_answers(answers)
-        shown, name = [from_record(record) for record in saved], answers.stem
+        shown, name, about = [from_record(record) for record in saved], answers.stem, provenance(None)
         name = "saved answers" if name == "-" else name
     else:
         asked = read_prompts(texts, file, example, bad_input.on_bad)
         where = replace(where, index=find_index(index))
         session = api.open(where)
         wanted = list(rows_or_prompts(session, asked, texts, file, asdict(question)))
-        shown, name = [], where.index.name
+        shown, name, about = [], where.index.name, provenance(session.index)
         with progress("asking", len(wanted), unit="queries") as bar:
             for prompt, answer in answered(session.outcomes, wanted, options, bad, asdict(question)):
                 shown.append(from_answer(session, answer, name=prompt.id))
@@ -105,7 +105,8 @@ def report(
     if not shown:
         bad.leave()  # there is nothing to write
         raise QueryError("there is no query to report on", fix="give one prompt or more")
-    replace_file(out, render_report(shown, title=title or f"Attribution: {name}").encode())
+    page = render_report(shown, title=title or f"Attribution: {name}", about=about)
+    replace_file(out, page.encode())
     size, seconds = out.stat().st_size, time.monotonic() - begin
     if wants_json(json):
         record: ReportRecord = {

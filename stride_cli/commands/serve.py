@@ -46,8 +46,9 @@ def serve(
 ) -> None:
     """Serve a local page that asks indexes, and the same as a JSON interface; models stay loaded.
 
-    The page's address is told on stderr once the indexes are open. It has a secret in it, which programs send
-    as Authorization: Bearer. Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
+    A link is told on stderr once the indexes are open. It lets one browser in, which then knows the secret as
+    a cookie; programs send it as Authorization: Bearer (--token). The page's own address holds no secret.
+    Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
     """
     from stride_cli.output import note
     from stride_cli.serve.running import Server
@@ -63,13 +64,14 @@ def serve(
     def started() -> None:
         if not server.address.local:
             note(
-                "warning: other machines can reach this server, and read what is sent to it: the token in "
-                "the URL is all that keeps them out"
+                "warning: other machines can reach this server, and read what is sent to it: the secret is "
+                "all that keeps them out"
             )
-        note(f"serving at {server.address.url} (Ctrl-C ends it)")
+        link = server.address.link()
+        note(f"serving at {link} (lets one browser in, once; Ctrl-C ends it)")
         if listening.open:
             import webbrowser
 
-            webbrowser.open(server.address.url)
+            webbrowser.open(link)
 
     server.run(started=started)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from stride_cli.schema.verify_records import VerifyHitRecord
 
 
+# keys of the record as a check has them
+_TOLD = """verdict difference attributed by_chance level look effect exceeded seeds_needed trained reused"""
+
+
 def verify_hit(
     place: WorkspacePath,
     asked: HitQuestion,
@@ -75,7 +79,7 @@ def verify_hit(
         seed=index.seed,
         shares=shares,
     )
-    record: VerifyHitRecord = {
+    record: Any = {
         "schema": "stride.verify_hit/1",
         "index": str(index.path),
         "prompt": query.prompt,
@@ -91,20 +95,10 @@ def verify_hit(
             for document, influence in zip(chosen, influences, strict=True)
         ],
         "unit": unit,
-        "verdict": found.verdict,
+        **{name: to_record(getattr(found, name)) for name in _TOLD.split()},
         "sentence": found.sentence(),
-        "difference": to_record(found.difference),
-        "attributed": to_record(found.attributed),
-        "by_chance": to_record(found.by_chance),
-        "level": found.level,
-        "look": found.look,
-        "effect": found.effect,
-        "exceeded": found.exceeded,
-        "seeds_needed": found.seeds_needed,
         "seeds": len(found.seeds),
         "random": found.random.shape[1],
-        "trained": found.trained,
-        "reused": found.reused,
         "runs": found.runs(),
         "seconds": time.monotonic() - started,
     }
@@ -114,7 +108,8 @@ def verify_hit(
         record["instead"] = query.comparison.response
     if query.count > 1:
         record["pooled"] = query.count
-    return record
+    checked: VerifyHitRecord = record
+    return checked
 
 
 def _prompts(asked: HitQuestion) -> list[Mapping[str, Any]]:

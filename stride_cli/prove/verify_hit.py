@@ -14,7 +14,7 @@ import numpy as np
 
 from index_format.durable import replace_file
 from stride_cli.errors import UsageError
-from stride_cli.output import note
+from stride_cli.output import duration, note
 from stride_cli.prove.options import HitOptions
 from stride_cli.randomness import stream
 from stride_cli.schema.verify_records import Interval
@@ -292,7 +292,10 @@ def verify_documents(
         jobs += [Job(~np.isin(chunk_document, rows), start) for rows in removed]
         tokens.append([int(lengths[rows].sum()) for rows in removed])
     missing = count_missing(trainer, jobs, store=store)
-    note(f"{len(jobs):,} models, {missing:,} of them to be retrained; kept in {store}")
+    takes = (
+        f", {duration(missing * timed())}" if missing and (timed := getattr(trainer, "seconds", None)) else ""
+    )
+    note(f"{len(jobs):,} models, {missing:,} of them to be retrained{takes}; kept in {store}")
     outcomes = retrain(trainer, jobs, store=store, engine=check.engine, workers=check.workers)
     losses = np.array([outcome.losses @ np.array(shares) for outcome in outcomes]).reshape(len(seeds), -1)
     # one seed has no interval: it is no look

@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "null": (type(None),),
     "array": (list,),
+    "object": (dict,),
 }
 
 
@@ -82,31 +83,20 @@ def parse_answers(lines: Iterable[str], source: str) -> list[dict[str, Any]]:
 def _problems(value: Any, schema: Mapping[str, Any], name: str = "") -> Iterator[str]:
     """Yield each place where a value differs from its schema."""
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if "properties" in schema and not (value is None and "null" in kinds):
-        if not isinstance(value, dict):
-            yield f"{name} is {type(value).__name__} (expected an object)"
-            return
-        for key, part in schema["properties"].items():
+    types = tuple(kind for each in kinds for kind in _KINDS[each])
+    largest = _LARGEST if "number" in kinds else _LARGEST_WHOLE
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        yield f"{name} is {reprlib.repr(value)} (expected {' or '.join(kinds)})"
+    elif isinstance(value, dict):
+        for key, part in schema.get("properties", {}).items():
             inner = f"{name}.{key}" if name else key
             if key in value and key != "seconds":  # seconds are not shown anywhere
                 yield from _problems(value[key], part, inner)
             elif key in schema["required"] and key != "seconds":
                 yield f"{inner} is missing"
-    elif "items" in schema:
-        if not isinstance(value, list):
-            yield f"{name} is {type(value).__name__} (expected a list)"
-            return
+    elif isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _problems(item, schema["items"], f"{name}[{place}]")
-    elif "properties" not in schema:
-        yield from _problems_of_scalar(value, kinds, name)
-
-
-def _problems_of_scalar(value: Any, kinds: list[str], name: str) -> Iterator[str]:
-    types = tuple(kind for each in kinds for kind in _KINDS[each])
-    largest = _LARGEST if "number" in kinds else _LARGEST_WHOLE
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        yield f"{name} is {reprlib.repr(value)} (expected a {' or '.join(kinds)})"
+            yield from _problems(item, schema.get("items", {"type": list(_KINDS)}), f"{name}[{place}]")
     elif value is None and name.rpartition(".")[2] in ("rank", "confidence"):  # these are never infinite
         yield f"{name} is null (expected a number)"
     elif isinstance(value, int | float) and not -largest <= value <= largest:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from stride_cli.audit.formats import sentence, summary
 from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, VERDICTS, Finding
 from stride_cli.characters import html_text
-from stride_cli.report.drawing import asset, html_page
-from stride_cli.version import __version__
+from stride_cli.report.drawing import about_page, asset, html_page, provenance
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -44,7 +43,6 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index: Index) ->
     choices = "".join(
         f'<option value="{place}">{html_text(verdict)}</option>' for place, verdict in enumerate(VERDICTS)
     )
-    model, corpus = index.attributes.get("model_path"), index.attributes["fingerprints"].get("corpus", "")
     parts = [
         f"<h1>{title}</h1>",
         f'<p class="found"><b>{head}.</b></p>',
@@ -56,8 +54,7 @@ def render_page(findings: Sequence[Finding], *, benchmark: str, index: Index) ->
         f'<select id="verdict" aria-label="verdict"><option value="">all verdicts</option>{choices}</select>'
         '<span id="count" class="faint" role="status"></span></div>',
         *map(_item, order),
-        f'<p class="faint">Index {html_text(index.path.name)}, model {html_text(str(model))}, corpus '
-        f"{html_text(corpus[:16])}; stride {html_text(__version__)}.</p>",
+        about_page(provenance(index)),
     ]
     return html_page(f"{head}: {title}", parts, style=asset("audit.css"), script=asset("filter.js"))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.attribution.session import Session
 
-_CURVE_POINTS = 33
-
 
 @dataclass(frozen=True)
 class ShownHit:
@@ -42,22 +40,6 @@ class ShownHit:
 
 
 @dataclass(frozen=True)
-class Concentration:
-    """Part of the total absolute influence that the strongest chunks hold.
-
-    Attributes
-    ----------
-    counts : (P,) int64       so many chunks …
-    held : (P,) float64       … hold this part
-    n_chunks : int            of all chunks, those without influence included
-    """
-
-    counts: np.ndarray
-    held: np.ndarray
-    n_chunks: int
-
-
-@dataclass(frozen=True)
 class ShownAnswer:
     """One query in a report.
 
@@ -69,7 +51,6 @@ class ShownAnswer:
     supporters, opposers : tuple of ShownHit
     responses : two (K,) float64, or None      of the subsets, and what the recovery explains of them; only
                                their proportions mean something
-    concentration : Concentration or None
     picture : str              of a classifier: the query's input, a ``data:`` address; else empty
     """
 
@@ -78,12 +59,11 @@ class ShownAnswer:
     supporters: tuple[ShownHit, ...]
     opposers: tuple[ShownHit, ...]
     responses: tuple[np.ndarray, np.ndarray] | None = None
-    concentration: Concentration | None = None
     picture: str = ""
 
 
 def from_record(record: Mapping[str, Any]) -> ShownAnswer:
-    """Show of a saved answer everything but whole chunks, responses and concentration."""
+    """Show of a saved answer everything but whole chunks and responses."""
 
     def shown(hit: Mapping[str, Any]) -> ShownHit:
         stop = 0 if "label" in hit else len(hit["passage"])  # a classifier's row has only its label
@@ -117,17 +97,7 @@ def from_answer(session: Session, answer: Answer, *, name: str | None = None) ->
         supporters=tuple(hits[:count]),
         opposers=tuple(hits[count:]),
         responses=(answer.measured, answer.measured - answer.solution.residual),
-        concentration=concentration(answer.solution.values, answer.solution.n_chunks),
     )
-
-
-def concentration(values: np.ndarray, n_chunks: int) -> Concentration | None:
-    """Make the concentration curve of the weights that are not zero, (nnz,) float64; None of none."""
-    if len(values) == 0:
-        return None
-    held = np.cumsum(-np.sort(-np.abs(values)))
-    counts = np.unique(np.round(np.geomspace(1, len(values), _CURVE_POINTS)).astype(np.int64))
-    return Concentration(counts, held[counts - 1] / held[-1], n_chunks)
 
 
 def matching_spans(text: str, query: str) -> list[tuple[int, int]]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stride_cli.characters import html_text, page_policy
 from stride_cli.errors import UsageError
 from stride_cli.schema.answer_records import VERDICTS
+from stride_cli.version import __version__
+
+if TYPE_CHECKING:
+    from index_format.reader import Index
 
 WIDTH = 720
+_DIGITS = 16  # of a digest that tells one from another
 
 
 def asset(name: str) -> str:
@@ -30,6 +39,37 @@ def verdict_style() -> str:
     light = "".join(f".{word} {{ --verdict: {look.light}; }}\n" for word, look in VERDICTS.items())
     dark = "".join(f".{word} {{ --verdict: {look.dark}; }}\n" for word, look in VERDICTS.items())
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+
+
+def provenance(index: Index | None, command: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """List what makes a page evidence of something: index, model, corpus, version, date and command.
+
+    Parameters
+    ----------
+    index : that was asked; None: it is not known
+    command : that makes the page again, in words; default: the one that is running
+    """
+    rows = []
+    if index is not None:
+        prints, config = index.attributes["fingerprints"], index.attributes.get("config") or {}
+        sources = ", ".join(map(str, config.get("sources") or ()))
+        rows += [
+            ("index", f"{index.path.name}, {index.n_documents:,} documents, {index.digest[:_DIGITS]}"),
+            ("model", f"{index.attributes.get('model_path')}, {prints['model'][:_DIGITS]}"),
+            ("corpus", f"{sources or 'not named'}, {prints.get('corpus', '')[:_DIGITS]}"),
+        ]
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return [
+        *rows,
+        ("made", f"{made}, by stride {__version__}"),
+        ("again", shlex.join(command or ["stride", *sys.argv[1:]])),
+    ]
+
+
+def about_page(rows: Sequence[tuple[str, str]]) -> str:
+    """Write the end of a page, from `provenance`."""
+    listed = "".join(f"<dt>{html_text(name)}</dt><dd>{html_text(told)}</dd>" for name, told in rows)
+    return f'<footer class="faint"><h2>About this page</h2><dl>{listed}</dl></footer>' if rows else ""
 
 
 def html_page(title: str, body: Sequence[str], *, style: str = "", script: str = "") -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stride_cli.attribution.frames import share_text
+
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
 
@@ -27,18 +29,40 @@ Record = Mapping[str, Any]
 
 def explain(record: Record) -> str:
     """Say what to conclude, how far to trust it and what it cannot say; then what nobody should overlook."""
-    said = [verdict(record)]
-    if record.get("verdict") not in ("guessing", "weak"):
-        looked = _looked_at(record)
-        said.append(f"{looked[0].upper()}{looked[1:]}.")
-        if with_weight(record):
-            if doubts := [clause for clause, _ in _weaknesses(record) if clause][:2]:
-                said.append(f"Read before you rely on it, as {' and '.join(doubts)}.")
-            said.append(
-                "This says what moved the model, not whether the response is true, nor whether it would be "
-                "the same without (stride verify-hit)."
-            )
-    return " ".join(filter(None, [*said, nothing_listed(record), untrained(record)]))
+    said = [
+        verdict(record),
+        conclude(record),
+        *caveats(record)[:2],
+        nothing_listed(record),
+        untrained(record),
+    ]
+    return " ".join(filter(None, said))
+
+
+def conclude(record: Record) -> str:
+    """Say which documents to look at, and what the list cannot say; "" where the verdict says all."""
+    if record.get("verdict") in ("guessing", "weak"):
+        return ""
+    weighted = with_weight(record)
+    if not weighted:
+        return "Conclude nothing from this list: no document on it moved the response measurably."
+    # what is no stronger than what unrelated prompts get is named only where it is all there is
+    first = weighted[0]
+    strong = (hit for hit in weighted if hit["share"] >= _FELLOW * first["share"])
+    named = [hit for hit in strong if hit is first or hit.get("above_line") is not False]
+    both = ((sign, [hit for hit in named if hit["sign"] == sign]) for sign in ("supports", "opposes"))
+    signs = ((hits, sign if len(hits) == 1 else sign[:-1]) for sign, hits in both if hits)
+    told = " and ".join(f"{_names(hits)}, which {sign} it" for hits, sign in signs)
+    look = f"Look at {told} ({share_text(sum(hit['share'] for hit in named))} of all influence)."
+    if not _prominent(record, first):
+        look = (
+            "Name no single source: the response comes from many documents, and the strongest shown, "
+            f"{first['document']}, holds only {share_text(first['share'])} of all influence."
+        )
+    return (
+        f"{look} This says what moved the model, not whether the response is true, nor whether it would be "
+        "the same without (stride verify-hit)."
+    )
 
 
 def answer_record(answer: Answer, *, name: str | None, verbose: bool) -> dict[str, Any]:
@@ -52,9 +76,12 @@ def nothing_listed(record: Record) -> str:
     """Say why no document is listed; "" where some are."""
     if record["hits"] or record["opposers"]:
         return ""
+    why = "no document has an influence that is not zero"
     if record["measurement"]["subsets"] == 1:
-        return "Nothing is listed: the corpus has one chunk, and influences are told from other chunks'."
-    return "Nothing is listed: no document has an influence that is not zero."
+        why = "the corpus has one chunk, and influences are told from other chunks'"
+    elif record.get("asked") == 0 and _weights(record):
+        why = "none was asked for (--top)"
+    return f"Nothing is listed: {why}."
 
 
 def untrained(record: Record) -> str:
@@ -139,62 +166,46 @@ def found_of(recall: Record) -> str:
 
 
 def caveats(record: Record) -> list[str]:
-    """List what to beware of in this answer, one sentence each; empty where there is nothing."""
-    weighted, found = with_weight(record), list[str]()
-    if record["recovery"]["nonzeros"] and not record["hits"]:
-        pass  # nothing can be said of what is not listed
-    elif not weighted:
-        found.append("No document has any weight: what is listed is ranked by correlation alone.")
-    elif not _prominent(record, weighted[0]):
-        found.append(
-            f"Nothing stands out: no document shown holds more than {_percent(weighted[0]['share'])} of the "
-            "influence. The model may be putting the response together from many documents, or making it up."
-        )
-    return [*found, *(sentence for _, sentence in _weaknesses(record) if sentence)]
-
-
-def _weaknesses(record: Record) -> list[tuple[str, str]]:
-    """List reasons to be careful, the worst first: each as a clause, and as a sentence; "" for none."""
+    """List what to beware of in this answer, the worst first, one sentence each."""
     recovery, measurement, loss = record["recovery"], record["measurement"], record["loss"]
     subsets, nonzeros, fit = measurement["subsets"], recovery["nonzeros"], recovery["r_squared"]
-    coverage, recall = measurement["coverage"], record.get("recall")
+    coverage, recall, weighted = measurement["coverage"], record.get("recall"), with_weight(record)
+    found = []
+    if record["hits"] and not weighted:
+        found.append("No document has any weight: what is listed is ranked by correlation alone.")
     # what is recovered matters where nothing better is known of the strongest chunks
-    recovered = not record.get("read") and not record.get("estimated")
-    weighted = with_weight(record)
-    found: list[tuple[str, str]] = []
-    if recovered and (fit is None or fit < _POOR_FIT):
-        sentence = (
-            f"The influences explain only {_percent(fit or 0.0)} of what the subsets answered (R²): most of "
-            "the response comes from documents too weak to tell apart, or from noise."
-        )
-        found.append(("most of what was measured is left unexplained", "" if fit is None else sentence))
-    if recovered and nonzeros > _CROWDED * subsets:
-        sentence = (
-            f"{nonzeros:,} chunks share {subsets:,} measurements: with so many, a good fit is no evidence. A "
-            "larger --lambda-ratio keeps fewer."
-        )
-        found.append(("too many chunks share what was measured", sentence))
+    if not record.get("read") and not record.get("estimated"):
+        if fit is not None and fit < _POOR_FIT:
+            found.append(
+                f"The influences explain only {share_text(fit)} of what the subsets answered (R²): most of "
+                "the response comes from documents too weak to tell apart, or from noise."
+            )
+        if nonzeros > _CROWDED * subsets:
+            found.append(
+                f"{nonzeros:,} chunks share {subsets:,} measurements: with so many, a good fit is no "
+                "evidence. A larger --lambda-ratio keeps fewer."
+            )
+        if subsets < _FEW_SUBSETS:
+            found.append(f"Only {subsets:,} subsets were measured: chunks are told apart roughly.")
     if recall is not None and 2 * recall["at_least"] < recall["top"]:
-        found.append(("", f"What was read may not be what matters most: {found_of(recall)}."))
+        found.append(f"What was read may not be what matters most: {found_of(recall)}.")
     if weighted and not weighted[0]["seen"]:
-        found.append((f"the operators never saw {weighted[0]['document']}", ""))
+        found.append(f"The operators never saw {weighted[0]['document']}.")
     if hit := next((hit for hit in weighted if hit["neighbours"]), None):
-        clause = f"{hit['document']} cannot be told apart from {_count(hit['neighbours'], 'other chunk')}"
-        sentence = f"{clause} in nearly the same subsets: any of them may be the source."
-        found.append((clause if hit is weighted[0] else "", sentence))
+        found.append(
+            f"{hit['document']} cannot be told apart from {_count(hit['neighbours'], 'other chunk')} in "
+            "nearly the same subsets: any of them may be the source."
+        )
     if loss is not None and loss > _SURPRISING:
-        sentence = (
+        found.append(
             f"The model itself finds this response unlikely (loss {loss:.1f} nats a token): no document may "
             "have taught it."
         )
-        found.append(("the model itself finds the response unlikely", sentence))
     if coverage is not None and coverage < 1:
         seen = _percent(coverage, down=True)
-        sentence = f"The operators have seen {seen} of the chunks; documents among the others may be missed."
-        found.append((f"only {seen} of the corpus was seen", sentence))
-    if recovered and subsets < _FEW_SUBSETS:
-        sentence = f"Only {subsets:,} subsets were measured: chunks are told apart roughly."
-        found.append(("so few subsets tell weak influences apart poorly", sentence))
+        found.append(
+            f"The operators have seen {seen} of the chunks; documents among the others may be missed."
+        )
     return found
 
 
@@ -248,63 +259,6 @@ def fewer(record: Record) -> str:
     return f"{count:,} of {asked:,} asked: no other document supports this" if 0 < count < asked else ""
 
 
-def _looked_at(record: Record) -> str:
-    """Say as a clause which documents to look at."""
-    weighted, supporters = with_weight(record), [hit for hit in _supporters(record) if not _below(hit)]
-    some = bool(_weights(record))  # have a weight, whether they are listed or not
-    if some and not record["hits"] and not record["opposers"]:
-        return "conclude nothing yet, for no document is listed (--top says how many are)"
-    if not weighted:
-        why = "none of its documents has any weight: others have"
-        why = why if some else "no document moved this response measurably"
-        return f"conclude nothing from this list, for {why}"
-    first = weighted[0]
-    if not _prominent(record, first):
-        if not record["hits"]:
-            return (
-                "conclude nothing yet, for no document that supports the response is listed (--top says how "
-                "many)"
-            )
-        return (
-            "name no single source, for the response comes from many documents: the strongest shown, "
-            f"{first['document']}, holds only {_percent(first['share'])} of all influence"
-        )
-    prominent = [hit for hit in weighted if hit["share"] >= _FELLOW * first["share"]]
-    # what is no stronger than what unrelated prompts get is named only where it is all there is
-    prominent = [hit for hit in prominent if hit is first or not _below(hit)]
-    support = [hit for hit in prominent if hit["sign"] == "supports"]
-    oppose = [hit for hit in prominent if hit["sign"] == "opposes"]
-    held = f"{_percent(sum(hit['share'] for hit in prominent))} of all influence"
-    if support and oppose:
-        return (
-            f"compare {_names(support)}, which support{'s' * (len(support) == 1)} this response, with "
-            f"{_names(oppose)}, which oppose{'s' * (len(oppose) == 1)} it: they pull the model in opposite "
-            f"directions ({held} together)"
-        )
-    if oppose:
-        seen = f", of which {_names(supporters[:1])} is the first" if supporters else ""
-        return (
-            f"look at what speaks against this response, {_names(oppose)} ({held}): the model says it in "
-            f"spite of {'that' if len(oppose) == 1 else 'those'}, by what supports it{seen}"
-        )
-    if len(support) > 1:
-        return (
-            f"look at {_names(support)} together, for no one of these {len(support)} documents did it alone "
-            f"({held})"
-        )
-    rest = [hit for hit in supporters if hit is not first][:1]
-    following = "".join(f"; the next, {hit['document']}, {_percent(hit['share'])}" for hit in rest)
-    return (
-        f"look at {first['document']}, which by our estimate moved the model towards this response more than "
-        f"any other document ({held}{following})"
-    )
-
-
-def _supporters(record: Record) -> list[Record]:
-    """List the supporters that have a weight, largest share first."""
-    return [hit for hit in with_weight(record) if hit["sign"] == "supports"]
-
-
 def with_weight(record: Record) -> list[Record]:
     """List the hits that have a weight, of either sign, largest share first."""
     hits: Sequence[Record] = [*record["hits"], *record["opposers"]]
@@ -323,11 +277,6 @@ def _prominent(record: Record, hit: Record) -> bool:
 def _weights(record: Record) -> int:
     """Count the chunks with an influence of their own."""
     return int(record["recovery"].get("influences", record["recovery"]["nonzeros"]))
-
-
-def _below(hit: Record) -> bool:
-    """True where a document supports, and is not above the line."""
-    return hit["sign"] == "supports" and hit.get("above_line") is False
 
 
 def _names(hits: Sequence[Record]) -> str:

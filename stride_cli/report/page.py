@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from stride_cli.attribution.frames import influence_text
+from stride_cli.attribution.frames import influence_text, share_text
 from stride_cli.characters import html_text, shortened
 from stride_cli.report.contents import ShownAnswer, ShownHit, matching_spans
-from stride_cli.report.drawing import asset, html_page, verdict_style
-from stride_cli.report.explanation import asked, caveats, explain, fewer, flags, how_found
-from stride_cli.report.plots import concentration_plot, response_plot
+from stride_cli.report.drawing import about_page, asset, html_page, verdict_style
+from stride_cli.report.explanation import (
+    asked,
+    caveats,
+    conclude,
+    fewer,
+    flags,
+    how_found,
+    nothing_listed,
+    untrained,
+    verdict,
+)
+from stride_cli.report.plots import response_plot
 from stride_cli.schema.answer_records import sections
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
 
 
-def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
+def render_report(
+    answers: Sequence[ShownAnswer], *, title: str, about: Sequence[tuple[str, str]] = ()
+) -> str:
     """Write the page as text.
 
     Parameters
     ----------
     answers : one or more
     title : str      for the head of the page
+    about : of `drawing.provenance`
     """
     queries = f"{len(answers):,} " + ("query" if len(answers) == 1 else "queries")
     parts = [
@@ -38,9 +52,11 @@ def render_report(answers: Sequence[ShownAnswer], *, title: str) -> str:
         '<button id="fold" type="button">fold all</button></div>',
         *([_contents(answers)] if len(answers) > 1 else []),
         *(_card(number, answer) for number, answer in enumerate(answers, 1)),
+        about_page(about),
     ]
     script = asset("filter.js") + asset("fold.js")
-    return html_page(html_text(title), parts, style=asset("answers.css") + verdict_style(), script=script)
+    style = asset("answers.css") + asset("report.css") + verdict_style()
+    return html_page(html_text(title), parts, style=style, script=script)
 
 
 def _legend(answers: Sequence[ShownAnswer]) -> str:
@@ -77,20 +93,15 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
         if hit is not None and hit["sign"] == "opposes":
             strongest += " (opposes)"
         cells = [f'<a href="#q{number}">{html_text(prompt)}</a>', html_text(said)]
-        cells += [_verdict(answer) or "–"] if judged else []
-        cells += [strongest, "–" if hit is None else _percent(hit["share"])]
+        word = answer.record.get("verdict") or "–"
+        cells += [f'<span class="verdict {word}">{word}</span>'] if judged else []
+        cells += [strongest, "–" if hit is None else share_text(hit["share"])]
         row = "".join(
             f"<td{f' data-name={chr(34)}{name}{chr(34)}' if place else ''}>{cell}</td>"
             for place, (name, cell) in enumerate(zip(names, cells, strict=True))
         )
         rows.append(f'<tr data-for="q{number}">{row}</tr>')
     return f'<h2>Overview</h2><div class="wide"><table class="contents">{"".join(rows)}</table></div>'
-
-
-def _verdict(answer: ShownAnswer) -> str:
-    """Show the word of the verdict; empty where there is none."""
-    word = answer.record.get("verdict")
-    return f'<span class="verdict {html_text(word)}">{html_text(word)}</span>' if word else ""
 
 
 def _card(number: int, answer: ShownAnswer) -> str:
@@ -109,18 +120,18 @@ def _card(number: int, answer: ShownAnswer) -> str:
     if record.get("comparison"):
         response += f'</b><br><span class="faint">rather than</span> <b>{html_text(record["instead"])}'
     listed = "".join(f"<li>{html_text(caveat)}</li>" for caveat in caveats(record))
-    verdict = f"{found}: " if (found := _verdict(answer)) else ""
     return "\n".join(
         [
             f'<article class="card" id="q{number}"><details{" open" if number <= _OPEN else ""}>',
-            f'<summary><h2 class="said">{html_text(record["prompt"])}<b>{response}</b></h2><br>'
-            f'{verdict}<span class="faint">{about}</span></summary><div>',
+            f'<summary><h2 class="said">{html_text(record["prompt"])}<b>{response}</b></h2>'
+            f'<br><span class="faint">{about}</span></summary><div>',
             _thumb(answer.picture, "the query’s input", "") if answer.picture else "",
-            f"<p>{html_text(explain(record))}</p>",
-            f'<ul class="caveats">{listed}</ul>' if listed else "",
+            _judged(record),
             _hits(answer),
-            "<details><summary>How it was measured</summary>",
-            _plots(answer),
+            "<details><summary>How far to trust this, and how it was measured</summary>",
+            f"<p>{html_text(conclude(record))}</p>",
+            f'<ul class="caveats">{listed}</ul>' if listed else "",
+            _plot(answer),
             _certificate(answer),
             "</details>",
             "</div></details></article>",
@@ -128,14 +139,22 @@ def _card(number: int, answer: ShownAnswer) -> str:
     )
 
 
+def _judged(record: Mapping[str, Any]) -> str:
+    """Say what may be concluded, in the verdict's colour; then what nobody should overlook."""
+    word, said = record.get("verdict") or "", verdict(record)
+    head = f'<span class="verdict {word}">{word.capitalize()}</span>: ' if word else ""
+    first = f'<p class="judged {word}">{head}{html_text(said.removeprefix(f"{word.capitalize()}: "))}</p>'
+    beside = filter(None, [nothing_listed(record), untrained(record)])
+    return "".join([first * bool(said), *(f'<p class="flag">{html_text(each)}</p>' for each in beside)])
+
+
 def _hits(answer: ShownAnswer) -> str:
     """Show the documents under their headings; those that are no stronger than noise are folded."""
     record, parts = answer.record, []
     shown = {id(hit.record): hit for hit in (*answer.supporters, *answer.opposers)}
-    largest = max((abs(hit.record["influence"] or 0.0) for hit in shown.values()), default=0.0)
     for heading, hits, quiet in sections(record):
         title = heading[0].upper() + heading[1:]
-        listed = "\n".join(_hit(shown[id(hit)], answer, 0.0 if quiet else largest) for hit in hits)
+        listed = "\n".join(_hit(shown[id(hit)], answer, quiet) for hit in hits)
         if quiet:
             parts.append(f'<details class="quiet"><summary>{title} ({len(hits)})</summary>{listed}</details>')
         else:
@@ -144,28 +163,33 @@ def _hits(answer: ShownAnswer) -> str:
     return "\n".join([*parts, f'<p class="faint">{html_text(said)}.</p>'])
 
 
-def _hit(hit: ShownHit, answer: ShownAnswer, largest: float) -> str:
-    """Show a document; without numbers and bar where `largest`, the influence of a whole bar, is 0."""
+def _hit(hit: ShownHit, answer: ShownAnswer, quiet: bool) -> str:
+    """Show a document; without numbers and bar where it is `quiet`."""
     record, found = answer.record, hit.record
     document, influence, sign = html_text(found["document"]), found["influence"], found["sign"]
     query = f"{record['prompt']} {record['response']}"
     numbers, bar = [], ""
-    if influence and largest:
-        numbers.append(f"<span>{_percent(found['share'])} of all influence</span>")
-        numbers.append(f'<span class="faint">{influence_text(found, record.get("unit"))}</span>')
-        bar = f'<span class="bar {sign}" style="width:{100 * abs(influence) / largest:.1f}%"></span>'
+    if influence and not quiet:
+        numbers.append(f"influence {influence_text(found, record.get('unit'))}")
+        bar = (
+            f'<span class="share"><span class="meter"><span class="bar {sign}" style="width:'
+            f'{100 * found["share"]:.1f}%"></span></span>{share_text(found["share"])}</span>'
+        )
         if hit.held is not None:
-            numbers.append(f'<span class="faint">{_percent(hit.held)} of it in the highlighted part</span>')
+            numbers.append(f"{share_text(hit.held)} of it in the highlighted part")
+    numbers.append(f"chunk {found['chunk']}")
     if special := "; ".join(flags(found)):
         numbers.append(f'<span class="flag">{html_text(special)}</span>')
+    folder, _, name = document.rpartition("/")
+    folder = f'<span class="faint">{folder}/</span>' if folder else ""
     about = (
-        f'<div class="top"><span class="faint">{found["rank"]:g}</span><span class="name">{document}</span>'
-        f'{"".join(numbers)}<span class="faint">chunk {found["chunk"]}</span></div>{bar}'
-        f"{_passage(hit, query)}"
+        f'<div class="top"><span class="rank">{found["rank"]:g}</span>'
+        f'<span class="name">{folder}{name}</span>{bar}</div>{_passage(hit, query)}'
+        f'<div class="top faint">{"".join(f"<span>{each}</span>" for each in numbers)}</div>'
     )
     if not hit.picture:
         return f'<div class="hit">{about}</div>'
-    picture = _thumb(hit.picture, f"input of {found['document']}, which {sign} this", sign * bool(largest))
+    picture = _thumb(hit.picture, f"input of {found['document']}, which {sign} this", "" if quiet else sign)
     return f'<div class="hit pictured">{picture}<div>{about}</div></div>'
 
 
@@ -210,21 +234,13 @@ def _marked(text: str, left: int, right: int, span: tuple[int, int], words: Sequ
     return f"{plain(left, start)}<mark>{plain(start, stop)}</mark>{plain(stop, right)}"
 
 
-def _plots(answer: ShownAnswer) -> str:
-    parts = []
-    if answer.responses is not None:
-        parts.append(
-            "<div><h3>What the subsets answered</h3>"
-            '<p class="faint">Each dot is a subset: its measured response against what the recovery '
-            f"explains of it.</p>{response_plot(*answer.responses)}</div>"
-        )
-    if answer.concentration is not None:
-        parts.append(
-            '<div><h3>How concentrated the influence is</h3><p class="faint">Part of all influence that the '
-            f"strongest chunks hold, of {answer.concentration.n_chunks:,}.</p>"
-            f"{concentration_plot(answer.concentration)}</div>"
-        )
-    return f'<div class="two">{"".join(parts)}</div>' if parts else ""
+def _plot(answer: ShownAnswer) -> str:
+    if answer.responses is None:
+        return ""
+    return (
+        '<h3>What the subsets answered</h3><p class="faint">Each dot is a subset: its measured response '
+        f"against what the recovery explains of it.</p>{response_plot(*answer.responses)}"
+    )
 
 
 def _unit(answers: Sequence[ShownAnswer]) -> str:
@@ -254,9 +270,3 @@ def _certificate(answer: ShownAnswer) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
-
-
-def _percent(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{100 * value:.2g}%"

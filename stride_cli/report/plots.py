@@ -1,4 +1,4 @@
-"""Draw the two plots of an answer: responses, and how concentrated the influence is."""
+"""Draw the plot of an answer: responses of the subsets, measured over recovered."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from stride_cli.characters import power_of_ten
-from stride_cli.report.contents import Concentration
-from stride_cli.report.drawing import Scale, label, log_line, svg, ticks_for
+from stride_cli.report.drawing import Scale, label, svg, ticks_for
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 320, 62, 14, 26, 42
 _SMALL = 1e-12
@@ -48,27 +47,6 @@ def response_plot(measured: np.ndarray, recovered: np.ndarray) -> str:
     return svg(_HEIGHT, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
 
 
-def concentration_plot(curve: Concentration) -> str:
-    """Plot the part of the influence over the number of strongest chunks, on a logarithmic axis."""
-    most = int(curve.counts[-1])
-    last = max(1.0, math.log10(most))
-    across = Scale(0.0, last, _LEFT, _WIDTH - _RIGHT)
-    down = Scale(0.0, 1.0, _HEIGHT - _BOTTOM, _TOP)
-    marks = _rules([0.0, 0.25, 0.5, 0.75, 1.0], down, percent=True)
-    for power in range(int(last) + 1):
-        marks.append(label(across(power), _HEIGHT - _BOTTOM + 17, f"{10**power:,}", "middle", faint=True))
-    counts, held = curve.counts.astype(np.float64), curve.held
-    marks.append(f'<path class="curve" d="{log_line(counts, held, across, down)}"/>')
-    for count, part in zip(counts, held, strict=True):
-        marks.append(
-            f"<g><title>{count:.0f} chunks hold {part:.0%}</title>"
-            f'<circle cx="{across(math.log10(count)):.1f}" cy="{down(part):.1f}" r="3" '
-            'style="fill:var(--c0)"/></g>'
-        )
-    marks += _names("strongest chunks", "of all influence")
-    return svg(_HEIGHT, marks, "Part of the influence that the strongest chunks hold", width=_WIDTH)
-
-
 def _range(values: np.ndarray) -> tuple[float, float]:
     return float(values.min(initial=0.0)), float(values.max(initial=0.0))
 
@@ -80,10 +58,10 @@ def _names(across: str, down: str) -> list[str]:
     ]
 
 
-def _rules(ticks: list[float], down: Scale, *, percent: bool = False) -> list[str]:
+def _rules(ticks: list[float], down: Scale) -> list[str]:
     return [
         f'<line class="{"zero" if tick == 0 else "rule"}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" '
         f'y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>'
-        + label(_LEFT - 8, down(tick) + 4, f"{tick:.0%}" if percent else f"{tick:g}", "end", faint=True)
+        + label(_LEFT - 8, down(tick) + 4, f"{tick:g}", "end", faint=True)
         for tick in ticks
     ]

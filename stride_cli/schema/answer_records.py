@@ -51,13 +51,9 @@ class AnswerOfHit:
     verdict: str | None = key("of the answer: clear, weak, guessing; empty: it has none")
     prompt: str = key(PROMPT)
     response: str = key(RESPONSE)
-    generated: bool = key(GENERATED)
-    scored_tokens: int = key(SCORED_TOKENS)
     loss: float = key(LOSS)
     unit: str | None = key('of influences: "nats" or "relative"')
     instead: str | None = key("with --instead: what the response is compared with")
-    pooled: int | None = key("with --pool: prompts that are answered as one")
-    list: str = key('"hits" or "opposers": which of the answer\'s lists the document is on')
 
 
 class BadInputRecord(TypedDict):

@@ -25,12 +25,18 @@ class ServedIndexRecord(TypedDict):
     reads: Annotated[int, "chunks that a query reads from their own gradients unless told otherwise"]
     by_token: Annotated[bool, "whether influences on single tokens can be read"]
     chat: Annotated[bool, "whether its model has a chat template"]
+    questions: list[Annotated[str, "a prompt to begin with: how a document of the index begins"]]
 
 
 class ServedIndexesRecord(TypedDict):
     schema: Literal["stride.indexes/1"]
     version: Annotated[str, "of stride"]
     indexes: list[ServedIndexRecord]
+
+
+class TrainingTimeRecord(TypedDict):
+    schema: Literal["stride.training_time/1"]
+    seconds: Annotated[float | None, "of training its model once more, from its first steps; null: unknown"]
 
 
 class PassageRecord(TypedDict):
@@ -50,7 +56,6 @@ class PassagesRecord(TypedDict):
 
 class PieceRecord(TypedDict):
     text: Annotated[str, "of one token of the response"]
-    start: Annotated[int, "where it begins in the response, in characters (code points)"]
     row: Annotated[int | None, "its row of `influence`; null: it is not scored"]
 
 
@@ -80,7 +85,6 @@ class TokensRecord(TypedDict):
         '`scale`), "relative"',
     ]
     chunks: Annotated[int, "that were read; what a document has in others is not in its column"]
-    method: Annotated[str, "what the numbers are, in words"]
     seconds: Annotated[float, "seconds"]
 
 

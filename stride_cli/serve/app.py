@@ -18,7 +18,7 @@ from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.options import entries
 from stride_cli.output import to_json
 from stride_cli.prove.options import HitOptions, HitQuestion
-from stride_cli.report.drawing import verdict_style
+from stride_cli.report.drawing import asset, verdict_style
 from stride_cli.report.explanation import answer_record
 from stride_cli.schema.answer_records import UNJUDGED, VERDICTS
 from stride_cli.serve.guard import Address, Guard
@@ -43,7 +43,7 @@ except ImportError:
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
     from stride_cli.schema.answer_records import BadInputRecord
-    from stride_cli.schema.serve_records import ServedIndexesRecord
+    from stride_cli.schema.serve_records import ServedIndexesRecord, TrainingTimeRecord
 
 _STATIC = {
     "/": ("index.html", "text/html"),
@@ -90,14 +90,10 @@ class Service:
         return _json(await self._run(partial(record, index, prompt, options)))
 
     async def document(self, request: Request) -> Response:
-        """Show a whole document; of a POST, beside an answer: what they share, and what of it moves that."""
-        if request.method == "GET":
-            given = dict(request.query_params)
-            index = self.shelf.find(given.get("index"))
-            return _json(await self._run(partial(document_record, index, text_value(given, "id"), None)))
+        """Show a whole document beside an answer: what they share, and what of it moves that."""
         index, prompt, options, rest = await self._about(request, "document")
         name = text_value(rest, "document")
-        return _json(await self._run(partial(document_record, index, name, (prompt, options))))
+        return _json(await self._run(partial(document_record, index, name, prompt, options)))
 
     async def export(self, request: Request) -> Response:
         """Give an answer as a file: html, csv or json."""
@@ -109,6 +105,13 @@ class Service:
         name = {"Content-Disposition": f'attachment; filename="answer.{form}"'}
         return Response(written, media_type=f"{FORMATS[form]}; charset=utf-8", headers=name)
 
+    async def estimate(self, request: Request) -> Response:
+        """Say how long training the model once again takes."""
+        index = self.shelf.find(request.query_params.get("index"))
+        seconds = await self._run(index.seconds_of_training)
+        found: TrainingTimeRecord = {"schema": "stride.training_time/1", "seconds": seconds}
+        return _json(found)
+
     async def verify(self, request: Request) -> Response:
         """Begin to train without the documents of an answer: did it depend on them?"""
         index, prompt, options, rest = await self._about(request, "documents", *CHECKS)
@@ -117,8 +120,9 @@ class Service:
         if documents is not None and not (listed and documents):
             raise UsageError("'documents' is no list of ids", fix='{"documents": ["doc-1"]}')
         declared = entries(HitOptions)
-        given = {name: option_value(declared[name], rest[name]) for name in CHECKS if name in rest}
-        check = HitOptions(**given)
+        check = HitOptions(
+            **{name: option_value(declared[name], rest[name]) for name in CHECKS if name in rest}
+        )
         for name in documents or ():
             await self._run(partial(index.number, name))
         if "instead" in prompt:
@@ -194,8 +198,9 @@ def build_app(service: Service, address: Address) -> Guard:
         Route("/query", service.query, methods=["POST"]),
         Route("/passages", partial(service.detail, passages_record), methods=["POST"]),
         Route("/tokens", partial(service.detail, tokens_record), methods=["POST"]),
-        Route("/document", service.document, methods=["GET", "POST"]),
+        Route("/document", service.document, methods=["POST"]),
         Route("/export", service.export, methods=["POST"]),
+        Route("/verify", service.estimate, methods=["GET"]),
         Route("/verify", service.verify, methods=["POST"]),
         Route("/verify/{id}", service.verification, methods=["GET", "DELETE"]),
     ]
@@ -265,7 +270,7 @@ def _page(name: str, kind: str) -> Any:
     """Make the response, which Starlette takes for an application, that gives a file of the package."""
     text = files("stride_cli.serve").joinpath("page", name).read_text(encoding="utf-8")
     if name == "page.css":
-        text += verdict_style()
+        text = asset("style.css") + asset("answers.css") + text + verdict_style()
     looks = {word: look._asdict() for word, look in {**VERDICTS, "": UNJUDGED}.items()}
     text = text.replace("LOOKS", to_json(looks), 1)
     return Response(text, media_type=f"{kind}; charset=utf-8")

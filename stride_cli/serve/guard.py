@@ -1,27 +1,30 @@
-"""Let ask who may: holders of the token, from the page itself or from no page, at the served address.
+"""Let ask who may: holders of the secret, from the page itself or from no page, at the served address.
 
-A page of any other site can make a browser send requests here. What it cannot do is know the token, forge the
-headers Origin and Sec-Fetch-Site, or, where its own name is made to lead to this address (DNS rebinding),
-have the browser send another Host than that name.
+A page of any other site can make a browser send requests here. What it cannot do is know the secret, have the
+browser send the cookie that holds it, forge the headers Origin and Sec-Fetch-Site, or, where its own name is
+made to lead to this address (DNS rebinding), have the browser send another Host than that name.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stride_cli.output import to_json
+from stride_cli.output import note, to_json
 from stride_cli.serve.refusals import Refusal, error_record
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-OPEN = ("/page.css", "/page.js", "/icon.svg")  # of the package, the same for everybody: no token is asked
+# of the package, the same for everybody: no secret is asked
+OPEN = ("/", "/page.css", "/page.js", "/icon.svg")
+_LASTS = 365 * 86400  # seconds of the cookie
 _ONCE = ("host", "origin", "authorization")  # headers of which a second could say something else
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -41,17 +44,40 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Address:
-    """Address that a server is bound to, and the secret that its requests have to know."""
+    """Address that a server is bound to, and the secret that its requests have to know.
+
+    A program sends the secret as Authorization: Bearer. A browser has it as a cookie, which a link sets that
+    works once; so the page's own address holds no secret, and can be given away.
+    """
 
     host: str
     port: int
     token: str
+    _codes: set[str] = field(default_factory=set)
 
     @property
     def url(self) -> str:
         """URL of the page."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={self.token}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie: browsers send one host's cookies to all of its ports."""
+        return f"stride-{self.port}"
+
+    def link(self) -> str:
+        """Make a URL that lets one browser in, once."""
+        code = secrets.token_urlsafe(24)
+        self._codes.add(code)
+        return f"{self.url}?once={code}"
+
+    def let_in(self, scope: Scope) -> bool:
+        """True where a request follows such a link, which is used up by that."""
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("once", [""])[0]
+        known = scope["method"] == "GET" and scope["path"] == "/" and given in self._codes
+        self._codes.discard(given if known else "")
+        return known
 
     @property
     def local(self) -> bool:
@@ -109,7 +135,15 @@ class Guard:
             await protected({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await protected({"type": "http.response.body", "body": body})
         else:
-            await self._app(scope, receive, protected)
+            if not self._address.let_in(scope):
+                await self._app(scope, receive, protected)
+                return
+            note(f"a browser was let in; for another one: {self._address.link()}")
+            cookie = f"{self._address.cookie}={self._address.token}; Path=/; HttpOnly; SameSite=Strict"
+            added = {"location": "/", "set-cookie": f"{cookie}; Max-Age={_LASTS}"}
+            headers = [(name.encode(), value.encode()) for name, value in added.items()]
+            await protected({"type": "http.response.start", "status": 303, "headers": headers})
+            await protected({"type": "http.response.body", "body": b""})
 
 
 def check(scope: Scope, address: Address) -> None:
@@ -130,13 +164,13 @@ def check(scope: Scope, address: Address) -> None:
     if origin not in (None, f"http://{host}") or foreign:
         raise Refusal(403, "the request comes from a page of another origin", fix="open the page itself")
     kind, _, token = headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer":  # the page itself is opened by its URL; what it asks for comes with a header
-        query = parse_qs(scope["query_string"].decode("latin-1")) if path == "/" else {}
-        token = query.get("token", [""])[0]
+    if kind.lower() != "bearer":
+        cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
+        token = {name: value for name, _, value in cookies}.get(address.cookie, "")
     known = hmac.compare_digest(token.strip().encode("utf-8", "replace"), address.token.encode())
     if not known and path not in OPEN:
-        fix = "open the URL that stride serve told, or send Authorization: Bearer TOKEN"
-        raise Refusal(401, "the token is missing or wrong", fix=fix)
+        fix = "open the link that stride serve told last (once); programs send Authorization: Bearer"
+        raise Refusal(401, "this browser, or program, has not been let in", fix=fix)
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

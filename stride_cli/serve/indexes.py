@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.errors import UsageError
+from stride_cli.errors import StrideError, UsageError
 from stride_cli.serve.refusals import Refusal
 from stride_cli.startup import keep_imported
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.schema.serve_records import ServedIndexRecord
 
+_QUESTIONS = 3
 _KEPT = 64  # answers, for what is asked about them next: their tokens, documents, pages
 # what changes when an index is fitted, calibrated or extended anew
 _MARKS = ("zarr.json", "manifest.json", "operators/manifest.json", "calibration/manifest.json")
@@ -39,7 +41,7 @@ class ServedIndex:
         self._session: Session | None = None
         self._mark: Any = None
         self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
-        self._numbers: dict[str, int] | None = None
+        self._seconds: float | None = None
 
     def session(self) -> Session:
         """Open the index; again where it has changed meanwhile.
@@ -57,7 +59,7 @@ class ServedIndex:
             session = Session.open(self.place.index, model=self.place.model)
             refuse_classifier(session.index, "stride serve", fix="ask it with stride query ROW")
             self._answers.clear()
-            self._session, self._mark, self._numbers = session, mark, None
+            self._session, self._mark = session, mark
             keep_imported()
         return self._session
 
@@ -108,14 +110,12 @@ class ServedIndex:
 
     def number(self, document: str) -> int:
         """Find the number of a document by its id; a `Refusal` where there is none."""
-        index = self.session().index
-        if self._numbers is None:
-            self._numbers = {index.document_id(number): number for number in range(index.n_documents)}
-        if document not in self._numbers:
-            raise Refusal(
-                404, f"there is no document '{document}' in '{self.name}'", fix="take the ids from hits"
-            )
-        return self._numbers[document]
+        from stride_cli.prove.verify_hit import find_documents
+
+        try:
+            return int(find_documents(self.session().index, [document])[0])
+        except UsageError as error:
+            raise Refusal(404, error.message, fix=error.fix) from None
 
     def record(self) -> ServedIndexRecord:
         session = self.session()
@@ -130,7 +130,29 @@ class ServedIndex:
             "reads": session.pipeline().settings.reads,
             "by_token": operators.direct_scale is not None,
             "chat": bool(getattr(session.model.tokenizer, "chat_template", None)),
+            "questions": self._questions(session),
         }
+
+    def _questions(self, session: Session) -> list[str]:
+        """Begin three documents, as prompts that show what an index is about."""
+        from stride_cli.attribution.calibration import beginning
+        from stride_cli.data.queries import form_of
+        from stride_cli.randomness import stream
+
+        random, form = stream(session.index.seed, "questions"), form_of(session.workspace)
+        drawn = random.permutation(session.index.n_documents)[:_QUESTIONS]
+        return [beginning(session.workspace, int(document), form, random) for document in drawn]
+
+    def seconds_of_training(self) -> float | None:
+        """Time the first steps of training the model again; None where they cannot be timed."""
+        from stride_cli.data.query_set import QuerySet
+        from stride_cli.training.retraining import open_trainer
+
+        if self._seconds is None:
+            with contextlib.suppress(StrideError):  # there is no recipe
+                trainer: Any = open_trainer(self.session().workspace, QuerySet([], [], []))
+                self._seconds = trainer.seconds()
+        return self._seconds
 
 
 def _key(prompt: Mapping[str, str], options: QueryOptions) -> Hashable:

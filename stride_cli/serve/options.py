@@ -24,6 +24,6 @@ class ServeOptions(Options):
         high=65535,
     )
     token: str | None = option(
-        None, "Secret that requests have to know, 16 letters or more. [a random one, each time]"
+        None, "Secret that programs send, 16 letters or more. [a random one, kept in the user's state]"
     )
     open: bool = option(False, "Open the page in the browser.")

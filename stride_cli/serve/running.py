@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import socket
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError, first_line, require_extra
+from stride_cli.remembered import recall, remember
 from stride_cli.serve.app import Service, build_app
 from stride_cli.serve.guard import Address
 from stride_cli.serve.indexes import Shelf
@@ -59,7 +61,7 @@ class Server:
         self._socket = bind(options.host, options.port)
         try:
             port = self._socket.getsockname()[1]
-            self.address = Address(options.host, port, options.token or secrets.token_urlsafe(24))
+            self.address = Address(options.host, port, options.token or kept_secret())
             self.service = Service(shelf, defaults or QueryOptions())
             self.app = build_app(self.service, self.address)
             for index in shelf.indexes.values():
@@ -89,6 +91,16 @@ class Server:
     def stop(self) -> None:
         """Let `run`, in another thread, come to its end."""
         self._uvicorn.should_exit = True
+
+
+def kept_secret() -> str:
+    """Return the user's own secret, made at first: browsers that were let in stay so over a restart."""
+    name = hashlib.sha256(b"stride serve").hexdigest()
+    found = recall("secrets", name)
+    if found is None or not _TOKEN.fullmatch(found):
+        found = secrets.token_urlsafe(24)
+        remember("secrets", name, found)
+    return found
 
 
 def bind(host: str, port: int | None) -> socket.socket:

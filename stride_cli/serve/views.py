@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from stride_cli.serve.indexes import ServedIndex
 
 FORMATS = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
-_METHOD = (
-    "read from the gradients of chunks themselves, by the index's own model: linear, so that rows add up to "
-    "`whole`; the answer's influences may be recovered from subsets or made smaller, and differ from that"
-)
 _SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
 
 
@@ -73,11 +69,10 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
     passages = likest_passages(session.workspace, answer.query, found.strongest.tolist())
     # the response, cut at its tokens; those that are scored have a row each
     rows = {int(place): row for row, place in enumerate(found.positions)}
-    pieces: list[PieceRecord] = []
-    start = 0
-    for text, place in response_pieces(session.model.tokenizer, answer.query):
-        pieces.append({"text": text, "start": start, "row": None if place is None else rows.get(place)})
-        start += len(text)
+    pieces: list[PieceRecord] = [
+        {"text": text, "row": None if place is None else rows.get(place)}
+        for text, place in response_pieces(session.model.tokenizer, answer.query)
+    ]
     return {
         "schema": "stride.tokens/1",
         "index": index.name,
@@ -92,20 +87,19 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "losses": found.losses.tolist(),
         "unit": "relative" if slope is None else "nats",
         "chunks": len(found.chunks),
-        "method": _METHOD,
         "seconds": time.perf_counter() - begun,
     }
 
 
 def document_record(
-    index: ServedIndex, document: str, asked: tuple[Mapping[str, str], QueryOptions] | None
+    index: ServedIndex, document: str, prompt: Mapping[str, str], options: QueryOptions
 ) -> DocumentRecord:
-    """Show a whole document, and beside an answer what it shares with that, and what of it moves it.
+    """Show a whole document beside an answer: what they share, and what of it moves that.
 
     Parameters
     ----------
     document : its id
-    asked : prompt and options of the answer; None: the document alone
+    prompt, options : of the answer
     """
     session, number = index.session(), index.number(document)
     decode = session.model.tokenizer.decode
@@ -116,22 +110,18 @@ def document_record(
         {"chunk": chunk, "text": each, "influence": None, "carries": None, "held": None}
         for chunk, each in zip(chunks, texts, strict=True)
     ]
-    found: DocumentRecord = {
+    answer, text = index.answer(prompt, options), "".join(texts) if stored is None else stored
+    runs = verbatim_runs(text, f"{answer.query.prompt} {answer.query.response}")
+    return {
         "schema": "stride.document/1",
         "index": index.name,
         "document": document,
-        "text": "".join(texts) if stored is None else stored,
+        "text": text,
         "stored": stored is not None,
-        "overlaps": [],
+        "overlaps": [{"start": start, "stop": stop, "words": n} for start, stop, n in runs],
         "chunks": shown,
+        "influence": _with_influence(session, answer, shown),
     }
-    if asked is not None:
-        answer = index.answer(*asked)
-        query = answer.query
-        runs = verbatim_runs(found["text"], f"{query.prompt} {query.response}")
-        found["overlaps"] = [{"start": start, "stop": stop, "words": n} for start, stop, n in runs]
-        found["influence"] = _with_influence(session, answer, shown)
-    return found
 
 
 def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
@@ -155,10 +145,15 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
     answer = index.answer(prompt, options, carried=True)
     if form == "html":
         from stride_cli.report.contents import from_answer
+        from stride_cli.report.drawing import provenance
         from stride_cli.report.page import render_report
 
-        contents = from_answer(index.session(), answer)
-        return render_report([contents], title=f"Attribution: {index.name}")
+        contents, session = from_answer(index.session(), answer), index.session()
+        texts = [f"--response={answer.query.response}"] if "response" in prompt else []
+        again = ["stride", "report", answer.query.prompt, *texts, "--index", str(session.index.path)]
+        again += ["--top", str(options.top), "--bottom", str(options.bottom)]
+        about = provenance(session.index, again)
+        return render_report([contents], title=f"Attribution: {index.name}", about=about)
     record: Any = answer.to_record()
     if form == "json":
         return to_json(record) + "\n"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from stride_cli.output import note
 from stride_cli.permissions import Permissions
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, Outcome, job_key
-from stride_cli.training.language_loop import train
+from stride_cli.training.language_loop import planned_steps, train
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -35,6 +37,7 @@ _TOKENS = 4096  # of queries evaluated together
 # of a small model a GPU waits for kernels to be launched: processes that share it launch theirs side by side.
 # SmolLM2-135M took 147 ms a step by itself, and of 14 on an H200 there was one every 34
 _WAITS, _ON_ONE_GPU = 500_000_000, 12
+_TIMED = 4  # steps, of which the first takes longer
 _SHORT = 12  # digits of a fingerprint in messages
 
 
@@ -92,6 +95,15 @@ class LanguageTrainer:
                 train(model, self.chunks, recipe, subset=job.mask)
                 self._save(job, model)
             yield model
+
+    def seconds(self) -> float:
+        """Time a few steps, and count how many a model takes."""
+        steps, plan = planned_steps(self.chunks, self.recipe)
+        few = np.concatenate([batch for batch, *_ in islice(plan, _TIMED)])
+        model, ended = initial_model(self.recipe, self.permissions).to(self.device), list[float]()
+        short = replace(self.recipe, epochs=1.0, steps=_TIMED)
+        train(model, self.chunks, short, subset=few, after_step=lambda _: ended.append(time.perf_counter()))
+        return steps * (ended[-1] - ended[0]) / max(1, len(ended) - 1)
 
     def _file(self, job: Job) -> Path | None:
         return None if self.keep is None else self.keep / f"{job_key(self.weights_digest, job)}.safetensors"

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,8 @@ def find_form(documents: Sequence[Document], tokenizer: Any, decoded: bool) -> F
     forms = [replace(PLAIN, bos=begins, between=between) for between in (None, "", "\n")]
     if template_of(tokenizer):
         now = datetime.now().isoformat(timespec="minutes")
-        forms.append(
-            Form("chat", bos=begins, clock=now if "strftime_now" in template_of(tokenizer) else None)
-        )
+        clock = now if "strftime_now" in template_of(tokenizer) else None
+        forms.append(Form("chat", bos=begins, clock=clock))
     alike = {form: sum(_alike(each, tokenizer, form, decoded) for each in documents) for form in forms}
     best = max(forms, key=alike.__getitem__)
     if left := len(documents) - alike[best]:
@@ -210,12 +210,10 @@ def _messages(messages: Sequence[Any]) -> list[Any]:
 def _decoded(tokens: list[int], scored: list[list[int]], tokenizer: Any) -> dict[str, Any]:
     """Turn tokens into a corpus record, whose prompt is what comes before the first that is scored."""
     start = scored[0][0] if scored else 0
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
     if start > 1:  # more than the BOS, which nobody scores
-        return {
-            "prompt": tokenizer.decode(tokens[:start], skip_special_tokens=True),
-            "response": tokenizer.decode(tokens[start:], skip_special_tokens=True),
-        }
-    return {"text": tokenizer.decode(tokens, skip_special_tokens=True)}
+        return {"prompt": decode(tokens[:start]), "response": decode(tokens[start:])}
+    return {"text": decode(tokens)}
 
 
 @dataclass(frozen=True)
@@ -321,16 +319,15 @@ def refuse_other_adapters(model: Any) -> None:
         base = getattr(module, "base_layer", None)
         if base is None:
             continue
-        if hasattr(module, "parameter_name"):
-            raise UsageError(
-                f"{name} (fused experts) is trained by LoRA, and is not recorded whole", fix=_FIX
-            )
-        if not base.weight.is_floating_point():
-            raise UsageError(f"the weights of {name} are quantised, and an index needs whole ones", fix=_FIX)
+        why = "is tied to another matrix, and LoRA parts the two" if ties and module in ends else ""
         if getattr(config, "lora_bias", False):
-            raise UsageError(f"{name} is trained with lora_bias, which is not recorded", fix=_FIX)
-        if ties and module in ends:
-            raise UsageError(f"{name} is tied to another matrix, and LoRA parts the two", fix=_FIX)
+            why = "is trained with lora_bias, which is not recorded"
+        if hasattr(module, "parameter_name"):
+            why = "(fused experts) is trained by LoRA, and is not recorded whole"
+        elif not base.weight.is_floating_point():
+            why = "has quantised weights, and an index needs whole ones"
+        if why:
+            raise UsageError(f"{name} {why}", fix=_FIX)
 
 
 @torch.no_grad()

@@ -88,19 +88,12 @@ def retrain(
 
     Raises
     ------
-    UsageError        an unknown engine, or a mask of another length than the corpus
+    UsageError        an unknown engine
     NumericalError    a retrained model's loss is not finite
     IndexBusy         another process is using the store
     and what training raises
     """
     check_engine(engine)
-    if workers is not None and workers < 1:
-        raise UsageError(f"--workers is {workers}, expected 1 or more")
-    for job in jobs:
-        if job.mask.shape != (trainer.n_chunks,):
-            raise UsageError(
-                f"a mask has shape {job.mask.shape}, expected one entry for each of {trainer.n_chunks} chunks"
-            )
     keys = [job_key(trainer.digest, job) for job in jobs]
     with OutcomeStore(store) as kept:
         # 1. What is there already

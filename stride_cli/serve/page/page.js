@@ -1,9 +1,9 @@
 // The page of `stride serve`. No library, nothing fetched from elsewhere; text reaches the page as text alone.
 "use strict";
 
-const token = new URLSearchParams(location.search).get("token") || "";
 const $ = id => document.getElementById(id);
 const answers = []; // of one or two panes: {question, record, tokens, chosen: Set of words, words, node}
+const DECIDED = 0.1; // as `stride_cli.schema.answer_records.DECIDED`
 const looks = LOOKS; // of verdicts: what the terminal and reports go by, which the server puts here
 let served = [];
 let following = false; // the address is being followed: it is not written meanwhile
@@ -15,13 +15,12 @@ class Refused extends Error {
 }
 
 async function request(path, body, options = {}) {
-  const headers = { Authorization: `Bearer ${token}` };
-  if (body) headers["Content-Type"] = "application/json";
+  // who may ask is known by a cookie, which a one-time link has set
+  const headers = body ? { "Content-Type": "application/json" } : {};
   let answer;
   try {
-    answer = await fetch(path, {
-      method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : undefined, ...options,
-    });
+    answer = await fetch(path, { method: body ? "POST" : "GET", headers, credentials: "same-origin",
+      body: body ? JSON.stringify(body) : undefined, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused({ message: "the server does not answer", fix: "start it again: stride serve" });
@@ -51,10 +50,12 @@ function make(name, about = {}, ...inside) {
   return node;
 }
 
-const percent = share => (share >= 0.0995 || share === 0 ? `${Math.round(100 * share)}%`
-  : `${Number((100 * share).toPrecision(2))}%`);
-const numbered = value => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : value.toPrecision(3));
-const signed = value => `${value > 0 ? "+" : ""}${numbered(value)}`;
+// as `stride_cli.attribution.frames.share_text` and `influence_text`
+const percent = share => (share >= 0.005 ? `${Math.round(100 * share)}%` : "<1%");
+const digits = value => (Math.abs(value) >= 1e-4 ? value.toPrecision(3)
+  : value.toExponential(2).replace(/e-(\d)$/u, "e-0$1"));
+const numbered = value => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : digits(value));
+const signed = value => `${value > 0 ? "+" : ""}${value ? numbered(value) : "0"}`;
 const influence = (value, unit, { low, high } = {}) => signed(value) + (unit === "nats" ? " nats" : "")
   + (high === undefined ? "" : ` (${signed(low)} … ${signed(high)})`);
 
@@ -90,15 +91,20 @@ function offerChat() {
   $("chat-field").hidden = !(index && index.chat);
 }
 
-function writeAddress() {
-  if (following) return;
+function address() {
   const found = new URLSearchParams();
   answers.forEach((answer, at) => {
     const before = at ? "2." : "";
     for (const [key, value] of Object.entries(answer.question)) found.set(before + key, String(value));
     if (answer.chosen.size) found.set(`${before}words`, [...answer.chosen].sort((a, b) => a - b).join("."));
   });
-  history.replaceState(null, "", `${location.pathname}${location.search}#${found}`);
+  return `#${found}`;
+}
+
+function writeAddress(asked = false) {
+  // a question asked is a step of the browser's history; words chosen are none
+  if (following) return;
+  history[asked ? "pushState" : "replaceState"](null, "", `${location.pathname}${address()}`);
 }
 
 function readAddress() {
@@ -127,6 +133,7 @@ async function put(question, at, words = []) {
   say("Asking the model …");
   $("answers").setAttribute("aria-busy", "true");
   $("go").disabled = $("beside").disabled = true;
+  $("empty").hidden = true;
   const begun = performance.now();
   try {
     answer.record = await ask("query", { ...question, explain: true, passages: "like" });
@@ -136,16 +143,18 @@ async function put(question, at, words = []) {
     tellError(error);
     return;
   } finally {
-    $("go").disabled = false;
-    $("beside").disabled = !answers.length && !answer.record;
+    $("go").disabled = $("beside").disabled = false;
   }
+  $("beside").hidden = false;
   answers.length = Math.min(answers.length, at);
   answers[at] = answer;
   say(`Answered in ${((performance.now() - begun) / 1000).toFixed(2)} s.`);
-  writeAddress();
+  writeAddress(true);
+  remember(answer);
   draw();
   await Promise.all([carry(answer), divide(answer)]);
   $("answers").setAttribute("aria-busy", "false");
+  if (answer.estimated) ask(`verify?index=${encodeURIComponent(answer.record && question.index)}`).then(answer.estimated, () => {});
 }
 
 async function carry(answer) {
@@ -198,6 +207,7 @@ function wordsOf(pieces) {
 }
 
 function draw() {
+  $("layout").className = answers.length > 1 ? "compared" : "";
   $("answers").replaceChildren(...answers.map(drawAnswer));
   answers.forEach(answer => { drawSaid(answer); drawHits(answer); });
 }
@@ -205,41 +215,65 @@ function draw() {
 function drawAnswer(answer, at) {
   const record = answer.record;
   const [first, ...others] = (record.explanation || "").split(/(?<=\.) /u);
-  const tokens = record.scored_tokens;
-  const origin = record.generated ? "the model’s own continuation" : "a given response";
+  const [, word, rest] = first.match(/^(\w+): (.*)$/u) || [null, "", first];
+  const { named } = looks[record.verdict] || looks[""];
   const title = answers.length > 1 ? `Answer ${at + 1}` : "The answer";
   answer.said = make("p", { className: "said" });
   answer.hint = make("p", { className: "faint" });
   answer.hits = make("div");
   answer.told = make("div", { className: "error", hidden: true, role: "alert" });
-  answer.check = make("div");
   const actions = make("div", { className: "buttons" },
+    make("button", { type: "button", onclick: () => copyLink() }, "Copy link"),
     ...["html", "csv", "json"].map(form => make("button", { type: "button",
-      onclick: () => save(answer, form) }, `Save as ${form.toUpperCase()}`)),
-    make("button", { type: "button", onclick: () => copyLink() }, "Copy link"));
+      onclick: () => save(answer, form) }, `Save as ${form.toUpperCase()}`)));
+  const untrained = others.filter(said => said.startsWith("By its own record"));
   answer.node = make("section", { className: "answer", "aria-label": title },
-    answers.length > 1 ? make("h2", {}, title) : make("h2", {}, "Verdict"),
-    make("p", { className: `verdict ${record.verdict || ""}` }, first),
-    others.length ? make("p", {}, others.join(" ")) : null,
+    make("h2", { className: answers.length > 1 ? "" : "unseen" }, title),
     answer.said, answer.hint,
-    make("p", { className: "faint" }, `${origin}${record.cut ? ", cut there" : ""}, ${tokens} scored token`
-      + `${tokens === 1 ? "" : "s"}, loss `
-      + `${record.loss.toFixed(3)} nats a token; influences are `
-      + (record.unit === "nats" ? `forecasts in nats a token${record.scale.band ? ", in brackets nine in ten retrainings" : ""}.` : "relative, without a unit.")
-      + (record.cut ? " Started with STRIDE_QUERY_MAX_NEW_TOKENS=40, the server lets the model write more." : "")),
-    answer.hits, answer.told,
-    make("h3", {}, "Save"), actions, drawVerification(answer), drawCertificate(record));
+    make("p", { className: `judged ${record.verdict || ""}` },
+      word ? make("span", { className: "verdict" }, `${word}: `) : null, rest),
+    ...untrained.map(said => make("p", { className: "flag" }, said)),
+    named ? drawVerification(answer) : null, answer.hits, answer.told,
+    drawMeasured(record, others.filter(said => !untrained.includes(said)).join(" "),
+      named ? null : drawVerification(answer)), actions);
   return answer.node;
 }
 
-function drawCertificate(record) {
-  const rows = [["subsets", record.measurement.subsets], ["measurement", record.measurement.method],
-    ["R²", record.recovery.r_squared], ["relative gap", record.recovery.relative_gap],
-    ["chunks with a weight", record.recovery.nonzeros], ["chunks read", record.read]];
-  return make("details", {}, make("summary", {}, "Certificate of the recovery"),
-    ...rows.filter(([, value]) => value !== null && value !== undefined)
-      .map(([name, value]) => make("p", { className: "faint" },
-        `${name}: ${typeof value === "number" ? Number(value.toPrecision(4)) : value}`)));
+function drawMeasured(record, trust, more) {
+  const tokens = record.scored_tokens;
+  const rows = [["response", `${record.generated ? "the model’s own continuation" : "a given response"}, ${tokens} `
+    + `scored token${tokens === 1 ? "" : "s"}, loss ${record.loss.toFixed(3)} nats a token`
+    + (record.cut ? "; cut: STRIDE_QUERY_MAX_NEW_TOKENS=40 lets the model write more" : "")],
+  ["influences", record.unit === "nats"
+    ? `forecasts in nats a token${record.scale.band ? ", in brackets nine in ten retrainings" : ""}`
+    : "relative, without a unit: compare them within one answer"],
+  ["measured", `${record.measurement.subsets.toLocaleString("en")} subsets, ${record.measurement.method}`],
+  ["chunks read", record.read], ["R²", record.recovery.r_squared], ["relative gap", record.recovery.relative_gap]];
+  return make("details", {}, make("summary", {}, "How far to trust this, and how it was measured"),
+    trust ? make("p", {}, trust) : null, more,
+    make("dl", {}, ...rows.filter(([, value]) => value !== null && value !== undefined).flatMap(([name, value]) => [
+      make("dt", {}, name), make("dd", {}, String(typeof value === "number" ? Number(value.toPrecision(4)) : value))])));
+}
+
+/* ---- questions asked before, in this tab alone ---- */
+
+const KEPT = "asked";
+const remembered = () => JSON.parse(sessionStorage.getItem(KEPT) || "[]");
+
+function remember(answer) {
+  const { prompt, response, verdict } = answer.record;
+  const asked = { address: address(), prompt, response, verdict };
+  const others = remembered().filter(each => each.prompt !== prompt || each.response !== response);
+  sessionStorage.setItem(KEPT, JSON.stringify([asked, ...others].slice(0, 20)));
+  drawHistory();
+}
+
+function drawHistory() {
+  const asked = remembered();
+  $("history").hidden = !asked.length;
+  $("asked").replaceChildren(...asked.map(each => make("li", {},
+    make("a", { href: each.address }, each.prompt, make("b", {}, each.response.slice(0, 40))),
+    each.verdict ? make("span", { className: `verdict ${each.verdict}` }, each.verdict) : null)));
 }
 
 /* ---- words of the response ---- */
@@ -252,14 +286,17 @@ function drawSaid(answer) {
     return;
   }
   const group = make("span", { role: "group", "aria-label": "Words of the response: choose some" });
-  const buttons = answer.words.map((word, at) => {
-    if (!word.rows.length) return make("span", { className: "unscored" }, word.text);
-    const decided = word.rows.some(row => (record.tokens || [])[row] >= 0.1); // by this prompt: as terminals mark it
-    return make("button", { type: "button", className: decided ? "token decided" : "token", tabIndex: -1, "aria-pressed": "false",
-      "aria-label": word.text.trim() ? null : "space", "data-at": String(at) }, word.text);
+  const sources = sourcesOf(answer);
+  const buttons = answer.words.flatMap((word, at) => {
+    if (!word.rows.length) return make("b", {}, word.text);
+    const [lead, text] = word.text.match(/^(\s*)(.*)$/su).slice(1);
+    const source = sources[at], last = source && source !== sources[at + 1];
+    return [text ? lead : "", make("button", { type: "button", className: "token", tabIndex: -1, "aria-pressed": "false",
+      "aria-label": text ? null : "space", "data-at": String(at), title: source && source.document,
+      "data-source": source && "", "data-cite": last ? String(source.rank) : null }, text || lead)];
   });
   group.append(...buttons);
-  const pressable = buttons.filter(each => each.tagName === "BUTTON");
+  const pressable = [...group.querySelectorAll(".token")];
   if (pressable.length) pressable[0].tabIndex = 0;
   let dragging = null; // whether what is passed over is chosen, or let go
   const set = (button, wanted) => {
@@ -274,8 +311,8 @@ function drawSaid(answer) {
     answer.hint.replaceChildren(answer.chosen.size
       ? make("button", { type: "button", className: "plain",
         onclick: () => { answer.chosen.clear(); choose(); } }, "Back to the whole response")
-      : "Choose words of the response to see which documents they come from: click or drag, or with arrow "
-        + "keys and Space.");
+      : `${sources.some(Boolean) ? "Marked words have a source, numbered as below. " : ""}Choose words (click, drag, or `
+        + "arrow keys and Space) to see their own documents.");
     drawHits(answer);
     writeAddress();
   };
@@ -311,6 +348,19 @@ function drawSaid(answer) {
   choose();
 }
 
+function sourcesOf(answer) {
+  // of each word that the prompt decides, the named document that moved it most, where no other moved it more
+  const { record, tokens } = answer;
+  const named = (looks[record.verdict] || looks[""]).named && record.verdict !== null;
+  const above = new Map(record.hits.filter(hit => named && hit.above_line).map(hit => [hit.document, hit]));
+  return answer.words.map(word => {
+    const rows = word.rows.filter(row => (record.tokens || [])[row] >= DECIDED);
+    if (!rows.length || !above.size) return null;
+    const sums = tokens.documents.map((_, column) => rows.reduce((sum, row) => sum + tokens.influence[row][column], 0));
+    return above.get(tokens.documents[sums.indexOf(Math.max(...sums))]) || null;
+  });
+}
+
 /* ---- documents ---- */
 
 function chosenHits(answer) {
@@ -344,7 +394,6 @@ function drawHits(answer) {
   const chosen = answer.tokens && answer.chosen.size > 0;
   const record = answer.record;
   const [supporters, opposers] = chosen ? chosenHits(answer) : [record.hits, record.opposers];
-  const largest = Math.max(...[...supporters, ...opposers].map(hit => Math.abs(hit.influence)), 1e-300);
   const words = chosen && [...answer.chosen].sort((a, b) => a - b).map(at => answer.words[at].text).join("").trim();
   const about = chosen ? `“${words}”` : "this";
   const parts = [];
@@ -357,7 +406,7 @@ function drawHits(answer) {
     ? { ...looks[""], closest: "others, not above the line of the whole response" } : judged;
   for (const [heading, hits, quiet] of sections(look, supporters, opposers)) {
     const title = heading[0].toUpperCase() + heading.slice(1).replace(/this$/u, about);
-    const list = make("ol", {}, ...hits.map(hit => drawHit(answer, hit, quiet ? 0 : largest)));
+    const list = make("ol", {}, ...hits.map(hit => drawHit(answer, hit, quiet)));
     parts.push(...(quiet ? [make("details", { className: "quiet" },
       make("summary", {}, `${title} (${hits.length})`), list)] : [make("h3", {}, title), list]));
   }
@@ -369,8 +418,8 @@ function drawHits(answer) {
   answer.hits.replaceChildren(...parts);
 }
 
-function drawHit(answer, hit, largest) {
-  // without numbers and bar where `largest`, the influence of a whole bar, is 0
+function drawHit(answer, hit, quiet) {
+  // without numbers and bar where it is `quiet`
   const other = answers.find(each => each !== answer);
   const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
   const flags = [];
@@ -380,20 +429,22 @@ function drawHit(answer, hit, largest) {
   if (hit.read === false && !hit.backfilled) flags.push("estimated, not read");
   if (hit.seen === false) flags.push("never seen by the operators");
   if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
+  const [folder, name] = hit.document.match(/^(.*\/)?(.*)$/u).slice(1);
+  const measured = hit.influence && !quiet;
   return make("li", { className: "hit" },
     make("div", { className: "top" },
-      make("span", { className: "faint" }, String(hit.rank)),
+      make("span", { className: "rank" }, String(hit.rank)),
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
-        hit.document),
-      hit.influence && largest ? make("span", {}, `${percent(hit.share)} of all influence`) : null,
-      hit.influence && largest ? make("span", { className: "faint" }, influence(hit.influence, answer.record.unit, hit)) : null,
-      flags.length ? make("span", { className: "flag" }, flags.join("; ")) : null,
-      shared ? make("span", { className: "faint" }, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`)
-        : null),
-    hit.influence && largest ? make("div", { className: `bar ${hit.sign}`,
-      width: `${(100 * Math.abs(hit.influence) / largest).toFixed(1)}%` }) : null,
+        folder ? make("span", { className: "faint" }, folder) : null, name),
+      measured ? make("span", { className: "share", title: "share of all influence on the response" },
+        make("span", { className: "meter" }, make("span", { className: `bar ${hit.sign}`,
+          width: `${(100 * hit.share).toFixed(1)}%` })), percent(hit.share)) : null),
     hit.passage ? make("p", { className: final ? "passage" : "passage faint" },
-      ...(largest ? withWords(hit.passage, answer.record) : [hit.passage])) : null);
+      ...(!quiet ? withWords(hit.passage, answer.record) : [hit.passage])) : null,
+    measured || flags.length || shared ? make("div", { className: "top faint" },
+      measured ? make("span", {}, `influence ${influence(hit.influence, answer.record.unit, hit)}`) : null,
+      flags.length ? make("span", { className: quiet ? "" : "flag" }, flags.join("; ")) : null,
+      shared ? make("span", {}, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`) : null) : null);
 }
 
 function withWords(passage, record) {
@@ -505,7 +556,7 @@ async function save(answer, form) {
 async function copyLink() {
   try {
     await navigator.clipboard.writeText(location.href);
-    say("The link is copied: it opens this answer, for as long as the server runs.");
+    say("The link is copied. It opens this answer for whoever may ask this server, after a restart too.");
   } catch {
     say("The address of this page is the link.");
   }
@@ -516,22 +567,37 @@ async function copyLink() {
 function drawVerification(answer) {
   const above = answer.record.hits.filter(hit => hit.above_line && hit.influence > 0);
   const wanted = (above.length ? above : answer.record.hits.slice(0, 1)).map(hit => hit.document);
-  const seeds = make("input", { type: "number", min: "1", max: "1000", value: "5", id: `seeds-${Date.now()}-${Math.random()}` });
-  const random = make("input", { type: "number", min: "1", max: "1000", value: "5", id: `${seeds.id}-r` });
-  const begin = make("button", { type: "button" }, "Verify");
+  if (!wanted.length) return null;
+  const field = (name, value) => {
+    const input = make("input", { type: "number", min: "1", max: "1000", value, id: `${name}-${Date.now()}-${Math.random()}` });
+    return [make("div", { className: "field small" }, make("label", { htmlFor: input.id }, name), input), input];
+  };
+  const [seedsField, seeds] = field("Seeds", "5"), [randomField, random] = field("Random sets", "5");
+  const which = wanted.length === 1 ? wanted[0] : `the ${wanted.length} documents above the line`;
+  const begin = make("button", { type: "button" }, "Verify: train again without it");
   const cancel = make("button", { type: "button", hidden: true }, "Cancel");
   const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Models that are trained" });
   const told = make("p", { role: "status" });
+  const drawn = make("div");
+  const cost = make("span", { className: "faint" });
+  const estimate = () => {
+    const models = Number(seeds.value) * (2 + Number(random.value));
+    cost.textContent = `trains ${models} models${answer.seconds ? `, about ${lasting(answer.seconds * models)}` : ""}`;
+  };
+  estimate();
+  [seeds, random].forEach(each => each.addEventListener("input", estimate));
+  answer.estimated = ({ seconds }) => { answer.seconds = seconds; estimate(); };
   let job = null;
   begin.addEventListener("click", async () => {
     begin.disabled = true;
     told.className = "";
     told.textContent = "Starting …";
+    drawn.replaceChildren();
     try {
       job = await ask("verify", { ...answer.question, documents: wanted, seeds: Number(seeds.value),
         random: Number(random.value) });
       cancel.hidden = bar.hidden = false;
-      await follow(job.id, bar, told);
+      await follow(job.id, bar, told, drawn);
     } catch (error) {
       tellError(error, told);
     } finally {
@@ -544,19 +610,53 @@ function drawVerification(answer) {
     request(`verify/${job.id}`, null, { method: "DELETE" }).catch(error => tellError(error, told))
       .finally(() => { cancel.disabled = false; });
   });
-  if (!wanted.length) return null;
-  const which = wanted.length === 1 ? `without ${wanted[0]}` : `without the ${wanted.length} documents above the line`;
-  return make("details", {}, make("summary", {}, "Verify: did the response depend on it?"),
-    make("p", { className: "faint" }, `Trains models again, some with all documents, some ${which}, some without `
-      + "as many random ones. That takes minutes or hours; models that are trained are kept."),
-    make("div", { className: "buttons" },
-      make("div", { className: "field narrow" }, make("label", { htmlFor: seeds.id }, "Seeds"), seeds),
-      make("div", { className: "field narrow" }, make("label", { htmlFor: random.id }, "Random sets"), random),
-      begin, cancel),
-    bar, told);
+  return make("div", { className: "verify" },
+    make("div", { className: "buttons" }, begin, cost, cancel), bar, told, drawn,
+    make("details", {}, make("summary", { className: "faint" }, "What is trained"),
+      make("p", { className: "faint" }, `For every seed a model with all documents, one without ${which}, and some without `
+        + "as many random ones of like length. Models that are trained are kept."),
+      make("div", { className: "fields" }, seedsField, randomField)));
 }
 
-async function follow(id, bar, told) {
+function lasting(seconds) {
+  // as `stride_cli.output.duration`
+  const [size, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]]
+    .find(([size]) => seconds >= 1.5 * size || size === 1);
+  const count = Math.max(1, Math.round(seconds / size));
+  const rounded = count < 10 ? count : 10 * Math.round(count / 10);
+  return `${rounded} ${unit}${rounded === 1 ? "" : "s"}`;
+}
+
+function drawInterval(record) {
+  // the rise of the loss without the documents, beyond that without random ones: its interval beside zero
+  const { mean, low, high } = record.difference;
+  if (low === null) return [];
+  const ends = [0, record.effect, low, high], least = Math.min(...ends), most = Math.max(...ends);
+  const [left, right, y] = [20, 480, 34];
+  const x = value => left + (right - left) * (value - least) / (most - least);
+  const short = value => `${value > 0 ? "+" : ""}${Number(value.toPrecision(3))}`;
+  const shape = (name, about, text) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(about)) node.setAttribute(key, String(value));
+    if (text) node.textContent = text;
+    return node;
+  };
+  const line = (value, kind, name, anchor) => [
+    shape("line", { class: kind, x1: x(value), x2: x(value), y1: 14, y2: 54 }),
+    shape("text", { class: "faint", x: x(value), y: 70, "text-anchor": anchor }, name)];
+  const apart = x(record.effect) - x(0) > 90;
+  const plot = shape("svg", { viewBox: "0 0 500 76", role: "img", class: record.verdict,
+    "aria-label": `rise of the loss ${short(mean)}, ${short(low)} to ${short(high)} nats a token; 0 is no effect` });
+  plot.append(...line(0, "zero", "no effect", x(0) < 60 ? "start" : "middle"),
+    ...(apart ? line(record.effect, "ceiling", "would matter", x(record.effect) > 430 ? "end" : "middle") : []),
+    shape("line", { class: "interval", x1: x(low), x2: x(high), y1: y, y2: y }),
+    shape("circle", { class: "mean", cx: x(mean), cy: y, r: 7 }),
+    shape("text", { x: Math.min(Math.max(x(mean), 140), 360), y: 12, "text-anchor": "middle" },
+      `${short(mean)} nats a token (${short(low)} … ${short(high)})`));
+  return [plot];
+}
+
+async function follow(id, bar, told, drawn) {
   const answer = await request(`verify/${id}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   const begun = Date.now();
@@ -580,7 +680,8 @@ async function follow(id, bar, told) {
         told.textContent = `${last}, ${Math.round((Date.now() - begun) / 1000)} s so far`;
       } else if (kind === "result") {
         told.textContent = record.sentence;
-        told.className = "verdict";
+        told.className = `judged ${record.verdict}`;
+        drawn.replaceChildren(...drawInterval(record));
       } else if (kind === "error") {
         tellError(record, told);
         told.className = "error";
@@ -595,7 +696,12 @@ async function follow(id, bar, told) {
 
 async function followAddress() {
   const questions = readAddress();
-  if (!questions.length) return;
+  $("empty").hidden = questions.length > 0;
+  if (!questions.length) {
+    answers.length = 0;
+    draw();
+    return;
+  }
   following = true;
   answers.length = 0;
   toForm(questions[0][0]);
@@ -621,16 +727,22 @@ $("prompt").addEventListener("keydown", event => {
   }
 });
 $("index").addEventListener("change", offerChat);
+$("forget").addEventListener("click", () => { sessionStorage.removeItem(KEPT); drawHistory(); });
 $("reader-close").addEventListener("click", () => $("reader").close());
 addEventListener("hashchange", followAddress);
 
 (async () => {
   try {
+    drawHistory();
     served = (await ask("indexes")).indexes;
     $("index").replaceChildren(...served.map(each => make("option", { value: each.name }, each.name)));
     offerChat();
-    const about = served.map(each => `${each.name}: ${each.documents.toLocaleString("en")} documents`);
-    say(about.join("; "));
+    $("served").textContent = served.map(each => `${each.name}: ${each.documents.toLocaleString("en")} documents`).join("; ");
+    $("questions").replaceChildren(...served.flatMap(each => each.questions.map(prompt => make("li", {},
+      make("button", { type: "button", className: "plain", onclick: () => {
+        toForm({ prompt, index: each.name, top: 10, bottom: 0 });
+        put(fromForm(), 0);
+      } }, prompt)))).slice(0, 3));
     await followAddress();
     if (!answers.length) $("prompt").focus();
   } catch (error) {

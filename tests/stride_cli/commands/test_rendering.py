@@ -100,7 +100,8 @@ def test_everything_is_there_and_fits(width: int) -> None:
     assert "λ = 0.03 λ_max, 3 of 50 chunks moved by" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
     assert "40% +0.800 history/one" in told and "1 indistinguishable chunk" in told
-    assert "██████████" in text and "██░░░░░░░░" in text and "█░░░░░░░░░" in text and "░░░░░░░░░░   –" in text
+    assert "████░░░░░░  40%" in text and "█░░░░░░░░░  10%" in text and "░░░░░░░░░░   5%" in text
+    assert "░░░░░░░░░░   –" in text
     assert "3 of 5 asked" not in told and "3 of 5 asked: no" in together(width, replace(answer(), asked=5))
     assert width >= 140 or PASSAGE in told
 

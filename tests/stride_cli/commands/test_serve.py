@@ -24,7 +24,7 @@ from stride_cli.models.spec import ModelSpec
 from stride_cli.recovery.problem import dense as solutions_dense
 from stride_cli.schema import json_schema
 from stride_cli.serve.options import LARGEST_BODY, ServeOptions
-from stride_cli.serve.running import Server
+from stride_cli.serve.running import Server, kept_secret
 from stride_cli.serve.views import verbatim_runs
 from tests.prepared import Prepared
 
@@ -163,11 +163,9 @@ def test_a_document_comes_whole_with_what_it_shares_and_what_of_it_matters(
     listed = (workspace / "corpus.jsonl").read_text().splitlines()
     texts = {record["id"]: record["text"] for record in map(json.loads, listed)}
     name = "history/french-revolution"
-    alone = client.get("/document", params={"id": name, "index": "run.stride"}).json()
-    Draft202012Validator(json_schema("stride.document/1")).validate(alone)
-    assert alone["text"] == texts[name] and alone["overlaps"] == [] and alone["stored"]
     answer = post(client, "/query", prompt=PROMPT, response="1789")
     beside = post(client, "/document", prompt=PROMPT, response="1789", document=name)
+    assert beside["text"] == texts[name] and beside["stored"]
     longest = max(beside["overlaps"], key=lambda each: each["words"])
     assert beside["text"][longest["start"] : longest["stop"]] == "The French Revolution began in 1789"
     hit = next(hit for hit in answer["hits"] if hit["document"] == name)
@@ -246,7 +244,7 @@ def test_what_is_wrong_elsewhere_is_told_too(
 ) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status and message in answer.json()["message"], answer.text
-    assert client.get("/document").status_code == 400 and client.get("/verify/none").status_code == 404
+    assert client.get("/verify/none").status_code == 404
 
 
 def test_a_defect_is_told_in_a_line_and_in_full_on_stderr(
@@ -256,7 +254,7 @@ def test_a_defect_is_told_in_a_line_and_in_full_on_stderr(
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr("stride_cli.serve.app.document_record", broken)
-    answer = client.get("/document", params={"id": "history/french-revolution"})
+    answer = client.post("/document", json={"prompt": "a", "document": "history/french-revolution"})
     assert answer.status_code == 500 and "Traceback" not in answer.text
     assert answer.json()["kind"] == "InternalError" and "by zero" in answer.json()["message"]
     assert "Traceback" in capsys.readouterr().err
@@ -296,18 +294,43 @@ def test_who_may_ask(client: Any, server: Server, headers: dict[str, str], statu
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_the_page_is_opened_by_its_url_and_may_do_nothing_else(client: Any, server: Server) -> None:
-    bare = {"Authorization": ""}
-    assert client.get("/", headers=bare).status_code == 401
+def test_a_link_lets_one_browser_in_and_addresses_hold_no_secret(client: Any, server: Server) -> None:
+    bare, address = {"Authorization": ""}, server.address
+    opened = client.get("/", headers=bare)
+    assert opened.status_code == 200 and TOKEN not in opened.text + address.url
     assert client.get("/indexes", params={"token": TOKEN}, headers=bare).status_code == 401
-    opened = client.get("/", params={"token": TOKEN}, headers=bare)
-    assert opened.status_code == 200 and TOKEN not in opened.text
-    assert server.address.url.endswith(f"/?token={TOKEN}")
-    # a link to it may be followed from elsewhere; it is shown in no frame
+    link = address.link()
+    # a link may be followed from elsewhere; the page is shown in no frame
     linked = bare | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
-    assert client.get("/", params={"token": TOKEN}, headers=linked).status_code == 200
     framed = bare | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"}
-    assert client.get("/", params={"token": TOKEN}, headers=framed).status_code == 403
+    assert TOKEN not in link and client.get(link, headers=framed).status_code == 403
+    first = client.get(link, headers=linked, follow_redirects=False)
+    assert first.status_code == 303 and first.headers["location"] == "/"
+    cookie, *told = first.headers["set-cookie"].split("; ")
+    assert cookie == f"stride-{address.port}={TOKEN}" and {"HttpOnly", "SameSite=Strict"} <= {*told}
+    assert (
+        "set-cookie" not in client.get(link, headers=linked, follow_redirects=False).headers
+    )  # it is used up
+    client.cookies.clear()
+    for held, status in ((cookie, 200), (f"a=b; {cookie}", 200), (f"stride-1={TOKEN}", 401)):
+        assert client.get("/indexes", headers=bare | {"Cookie": held}).status_code == status
+    (index,) = client.get("/indexes").json()["indexes"]
+    assert len(index["questions"]) == 3 and all(index["questions"])
+
+
+def test_the_secret_is_kept_over_a_restart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kept = kept_secret()
+    assert kept_secret() == kept and len(kept) >= 32
+    (folder,) = tmp_path.glob("*/secrets")
+    assert folder.stat().st_mode & 0o77 == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    assert kept_secret() != kept
+
+
+def test_the_page_may_do_nothing_else(client: Any) -> None:
+    bare = {"Authorization": ""}
+    opened = client.get("/", headers=bare)
     policy = opened.headers["content-security-policy"]
     assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
     for part in ("style=", "<style", "onclick", "http://", "https://"):
@@ -369,7 +392,8 @@ def test_the_command_serves_until_it_is_interrupted(
             process.send_signal(number)
             rest = stderr.read()
             assert process.wait(20) == code and stdout.read() == ""
-            assert rest == ("interrupted\n" if number == signal.SIGINT else "")
+            used, *others = rest.splitlines()  # another link for another browser
+            assert "?once=" in used and others == ["interrupted"] * (number == signal.SIGINT)
 
 
 @pytest.mark.slow

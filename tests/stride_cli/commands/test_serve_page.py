@@ -27,6 +27,8 @@ class Page(pages.Page):
 
     def __init__(self, browser: Any, url: str) -> None:
         super().__init__(browser, url)
+        self.page.locator("#options summary").click()
+        self.page.focus("#prompt")
         self.page.wait_for_selector("#index option", state="attached")
 
     def ask(self, prompt: str = PROMPT, *, count: int = 1) -> None:
@@ -57,7 +59,7 @@ def test_it_is_readable_wide_and_narrow_light_and_dark(browser: Any, server: Ser
     pytest.importorskip(
         "axe_playwright_python", reason="axe-playwright-python, which holds axe-core, is absent"
     )
-    opened = Page(browser, server.address.url)
+    opened = Page(browser, server.address.link())
     page = opened.page
 
     def look(name: str = "") -> Iterator[int]:
@@ -73,13 +75,14 @@ def test_it_is_readable_wide_and_narrow_light_and_dark(browser: Any, server: Ser
     page.fill("#bottom", "3")
     page.focus("#prompt")
     opened.ask()
-    page.locator(".answer details summary").first.click()  # of the verification
-    assert page.locator(".token.decided").count()  # what the prompt decides is marked
+    page.locator(".verify summary").click()
+    assert page.locator(".token[data-source]").count()  # words with a source are marked
     page.locator(".token").first.focus()
     page.keyboard.press("Space")
     for _ in look("answer"):
-        # the verdict stands first, above what was said and the documents
-        places = [page.locator(part).first.bounding_box()["y"] for part in (".verdict", ".said", ".hit")]
+        # what was said stands first, then the verdict, verification and documents
+        parts = (".said", ".answer .judged", ".verify", ".hit")
+        places = [page.locator(part).first.bounding_box()["y"] for part in parts]
         assert places == sorted(places)
     page.locator(".hit button").first.click()
     page.wait_for_selector(".two .text")
@@ -96,18 +99,18 @@ def test_it_is_readable_wide_and_narrow_light_and_dark(browser: Any, server: Ser
     page.wait_for_selector("#error:not([hidden])")
     assert "fix:" in page.inner_text("#error") and {*look()} == {1400, 420}
     assert [told for told in opened.complaints if "422" not in told] == []
-    home = server.address.url.partition("/?")[0]
+    home = server.address.url.rstrip("/")
     assert all(url.startswith((home, "blob:", "data:")) for url in opened.requests)
     opened.close()
 
 
 def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Path) -> None:
-    opened = Page(browser, server.address.url)
+    opened = Page(browser, server.address.link())
     page = opened.page
     keys = page.keyboard
     opened.ask()
     whole = page.locator(".hit .plain").all_inner_texts()
-    assert whole and "Documents that support this" in page.inner_text("h3 >> nth=0")
+    assert whole and "Documents that support this" in page.inner_text(".answer h3 >> nth=0")
 
     def tab_to(wanted: str) -> None:
         for _ in range(60):
@@ -121,12 +124,12 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     keys.press("Space")
     word = page.evaluate("document.activeElement.textContent").strip()
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
-    assert f"Documents that support “{word}”" in page.inner_text("h3 >> nth=0")
+    assert f"Documents that support “{word}”" in page.inner_text(".answer h3 >> nth=0")
     chosen = page.locator(".hit .plain").all_inner_texts()
     keys.press("Shift+ArrowRight")
     assert page.locator('.token[aria-pressed="true"]').count() == 2
     # the address says all of it: opened elsewhere, it is the same
-    again = Page(browser, page.url)
+    again = Page(browser, f"{server.address.link()}#{page.url.partition('#')[2]}")
     again.wait()
     assert again.page.locator('.token[aria-pressed="true"]').count() == 2
     assert (
@@ -155,7 +158,7 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     page.click("#beside")
     opened.wait(2)
     assert page.locator(".answer h2").all_inner_texts() == ["Answer 1", "Answer 2"]
-    two = Page(browser, page.url)
+    two = Page(browser, f"{server.address.link()}#{page.url.partition('#')[2]}")
     two.wait(2)
     assert (
         two.page.locator(".answer .said").all_inner_texts() == page.locator(".answer .said").all_inner_texts()
@@ -166,7 +169,7 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
 
 
 def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: Any, server: Server) -> None:
-    opened = Page(browser, server.address.url)
+    opened = Page(browser, server.address.link())
     page = opened.page
     held: list[Any] = []
     page.route("**/passages", lambda route: held.append(route))
@@ -178,7 +181,7 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     waiting.continue_()
     opened.wait()
     assert page.locator(".hit .passage.faint").count() == 0
-    home, bearer = server.address.url.partition("/?")[0], {"Authorization": f"Bearer {server.address.token}"}
+    home, bearer = server.address.url.rstrip("/"), {"Authorization": f"Bearer {server.address.token}"}
     found = page.request.post(f"{home}/passages", headers=bearer, data={"prompt": PROMPT}).json()
     record = page.request.post(f"{home}/query", headers=bearer, data={"prompt": PROMPT}).json()
     hit, told = record["hits"][0], page.locator(".hit").first.inner_text()
@@ -192,7 +195,7 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
 
 def test_documents_that_the_model_was_never_trained_on_are_marked(browser: Any, grown: Path) -> None:
     with serving(grown) as listening:
-        opened = Page(browser, listening.address.url)
+        opened = Page(browser, listening.address.link())
         page = opened.page
         page.fill("#top", "61")
         page.focus("#prompt")
@@ -201,7 +204,7 @@ def test_documents_that_the_model_was_never_trained_on_are_marked(browser: Any, 
         assert marked.all_text_contents() == ["new"] and page.locator(".hit").count() > 9
         assert "never trained on 1 document of this index" in page.inner_text(".answer")
         page.locator(".token").first.press("Space")  # influences on one word
-        assert "Documents that support “" in page.inner_text("h3 >> nth=0")
+        assert "Documents that support “" in page.inner_text(".answer h3 >> nth=0")
         assert marked.all_text_contents() == ["new"] and opened.complaints == []
         opened.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.report.contents import ShownAnswer, concentration, from_record
+from stride_cli.report.contents import ShownAnswer, from_record
 
 
 def make_hit(rank: float, document: str, share: float, **changes: Any) -> dict[str, Any]:
@@ -74,7 +74,6 @@ def make_shown(**changes: Any) -> ShownAnswer:
         pieces=((" Paris", True), (" & <b>", True), ("nothing</b> else", False)),
         supporters=(first, *shown.supporters[1:]),
         responses=(measured, 0.9 * measured),
-        concentration=concentration(generator.normal(size=60), 1000),
     )
 
 

@@ -70,16 +70,15 @@ def test_influences_have_three_digits_and_are_never_nought(value: float, text: s
 
 def test_documents_below_the_line_are_not_named_beside_those_above(record) -> None:
     answer = record([0.3, 0.29, 0.28])
-    assert "d0, d1 and d2 together" in explain(answer)
+    assert "Look at d0, d1 and d2, which support it (87% of all influence)" in explain(answer)
     for hit, above in zip(answer["hits"], (True, True, False), strict=True):
         hit["above_line"] = above
-    assert "d0 and d1 together" in explain(answer) and "d2" not in explain(answer)
-    answer = record([0.4, 0.05])
-    assert "d1" in explain(answer)
-    answer["hits"][1]["above_line"] = False
-    assert "d0" in explain(answer) and "d1" not in explain(answer)
+    assert "d0 and d1, which" in explain(answer) and "d2" not in explain(answer)
+    assert "d0, which supports it and d1, which opposes it" in explain(record([0.4, -0.3]))
+    assert "d1" not in explain(record([0.4, 0.05])) and "no single source" in explain(record([0.05, 0.04]))
 
 
 def test_where_all_chunks_were_read_measurements_moved_none_and_documents_count(record) -> None:
     answer = record([], recovery__nonzeros=0, recovery__influences=408)
-    assert "no document is listed" in explain(answer)
+    assert "Nothing is listed: no document has" in explain(answer)
+    assert "Nothing is listed: none was asked for" in explain({**answer, "asked": 0})

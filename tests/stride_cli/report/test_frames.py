@@ -25,17 +25,18 @@ def test_csv_has_a_row_a_hit_and_no_formulas(record, capsys: pytest.CaptureFixtu
             take(each)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert list(rows[0]) == list(hit_columns()) and set(rows[0]) >= {*AnswerOfHit.__annotations__, *hit}
-    assert [(row["answer"], row["id"], row["list"]) for row in rows] == [
-        *[("1", "a", "hits")] * 2, ("1", "a", "opposers"), ("2", "", "hits"), ("2", "", "opposers"),
+    assert [(row["answer"], row["id"], row["sign"]) for row in rows] == [
+        *[("1", "a", "supports")] * 2, ("1", "a", "opposes"), ("2", "", "supports"), ("2", "", "opposes"),
     ]  # fmt: skip
     assert rows[3]["document"] == "'=cmd|' /C calc'!A0" and rows[3]["passage"] == 'a,\n"b"\\x1b[2J'
     assert rows[3]["loss"] == "" and rows[3]["read"] == "True" and rows[0]["read"] == ""
 
 
-def test_a_frame_has_the_same_columns(monkeypatch, record) -> None:
+def test_a_frame_has_the_columns_of_hits_and_says_the_prompt_once(monkeypatch, record) -> None:
     pandas = pytest.importorskip("pandas")
     shown, empty = answer().to_frame(), frame(record([]))
-    assert list(shown.columns) == list(hit_columns()) and (empty.dtypes == shown.dtypes).all()
+    assert list(shown.columns) == [name for name in hit_columns() if name not in AnswerOfHit.__annotations__]
+    assert shown.attrs["prompt"] == "The Revolution began in" and (empty.dtypes == shown.dtypes).all()
     record_ = answer().to_record()
     assert shown["document"].tolist() == [hit["document"] for hit in record_["hits"] + record_["opposers"]]
     assert len(pandas.concat([shown, empty])) == len(shown)
