@@ -90,7 +90,7 @@ class Answer:
     document_ids : dict                document number → id
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
-    measured : (K,) float64 or None    y, as the recovery explains them: ``measured - solution.residual`` of it
+    measured : (K,) float64 or None    y, of which the recovery explains all but ``solution.residual``
     shrinkage : Shrinkage or None      how small differences were made smaller
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were

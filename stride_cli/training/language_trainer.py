@@ -37,8 +37,7 @@ _TOKENS = 4096  # of queries evaluated together
 # of a small model a GPU waits for kernels to be launched: processes that share it launch theirs side by side.
 # SmolLM2-135M took 147 ms a step by itself, and of 14 on an H200 there was one every 34
 _WAITS, _ON_ONE_GPU = 500_000_000, 12
-_TIMED = 4  # steps, of which the first takes longer
-_SHORT = 12  # digits of a fingerprint in messages
+_TIMED, _SHORT = 4, 12  # steps, of which the first takes longer; digits of a fingerprint in messages
 
 
 @dataclass
@@ -99,9 +98,9 @@ class LanguageTrainer:
     def seconds(self) -> float:
         """Time a few steps, and count how many a model takes."""
         steps, plan = planned_steps(self.chunks, self.recipe)
-        few = np.concatenate([batch for batch, *_ in islice(plan, _TIMED)])
-        model, ended = initial_model(self.recipe, self.permissions).to(self.device), list[float]()
+        few, ended = np.concatenate([batch for batch, *_ in islice(plan, _TIMED)]), list[float]()
         short = replace(self.recipe, epochs=1.0, steps=_TIMED)
+        model = initial_model(short, self.permissions).to(self.device)
         train(model, self.chunks, short, subset=few, after_step=lambda _: ended.append(time.perf_counter()))
         return steps * (ended[-1] - ended[0]) / max(1, len(ended) - 1)
 
