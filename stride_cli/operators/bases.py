@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
-_LOOKED_AT = 1 << 16  # chunks at once
 
 
 def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.ndarray:
@@ -62,7 +61,7 @@ def fit_bases(
     # 1. The model with probes, which mark the sites whose gradients are wanted: one for each site
     probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
     watched = SteeredModel(model, list(probes.values()), options.layer)
-    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, model.d_model))
+    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, sample_size(model.d_model)))
     # 2. One pass over the sample, in which every space collects what it needs
     moments, prediction = _observe(watched, chunks, classes, options, groups)
 
@@ -77,9 +76,8 @@ def fit_bases(
             cls.fit(Sample(model, chunks, own, prediction, each_label), options)
             for cls, own in zip(classes, moments, strict=True)
         ]
-    steered = SteeredModel(
-        model, [space.to(model.device).requires_grad_(False) for space in spaces], options.layer
-    )
+    moved = [space.to(model.device).requires_grad_(False) for space in spaces]
+    steered = SteeredModel(model, moved, options.layer)
     # 4. Gates of whitened bases are put in one unit, that of F itself
     if options.damping is not None and any(space.whitens for space in spaces):
         _scale(steered, chunks, options)
@@ -129,7 +127,7 @@ def _scale(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) ->
         return gate_gradients(steered, batch, sampled=uniforms)[0]
 
     # as few tokens as are ever taken: one number a part is estimated, and no direction
-    rows = _sample(chunks, options.seed, 0, "curvature sample")
+    rows = _sample(chunks, options.seed, sample_size(0), "curvature sample")
     groups = chunks.small_groups(rows, steered.chunks_at_once)
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
     for batch, gradients in ShrinkingBatches().each(batches, of_drawn):
@@ -165,14 +163,9 @@ def sample_size(width: int) -> int:
     return int(np.clip(64 * width, *_SAMPLE_TOKENS))
 
 
-def _sample(chunks: ChunkReader, seed: int, width: int, name: str = "basis sample") -> np.ndarray:
-    """Random chunks that hold enough tokens for second moments of that width, ascending."""
-    # at random, since corpora are in order of their sources
-    order = stream(seed, name).permutation(chunks.n_chunks)
-    wanted, tokens = sample_size(width), 0
-    for start in range(0, len(order), _LOOKED_AT):  # not at the lengths of all, of which there may be many
-        reached = tokens + np.cumsum(chunks.lengths[order[start : start + _LOOKED_AT]])
-        if reached[-1] >= wanted:
-            return np.sort(order[: start + int(np.searchsorted(reached, wanted)) + 1])
-        tokens = int(reached[-1])
-    return np.sort(order)
+def _sample(chunks: ChunkReader, seed: int, wanted: int, name: str = "basis sample") -> np.ndarray:
+    """Draw chunks that hold so many tokens, ascending: all of them, where there are no more."""
+    # at random, since corpora are in order of their sources; every chunk has a token
+    order = stream(seed, name).permutation(chunks.n_chunks)[:wanted]
+    reached = np.cumsum(chunks.lengths[order])
+    return np.sort(order[: int(np.searchsorted(reached, wanted)) + 1])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache, reduce
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stride_cli.operators.operator_space import Signals
 
 _MOST_UNITS = 2048  # of a wider layer so many units, drawn at random, are read
-_SINGLE_UNITS = 256  # wider gradients are multiplied in float32: most of the arithmetic, and a batch is short
 
 
 class LayerMatrixSpace(OperatorSpace):
@@ -68,7 +67,13 @@ class LayerMatrixSpace(OperatorSpace):
         steps = [after - before for before, after in pairwise([-1, *at])]
         if len(at) != len(self._shapes) or not set(steps) <= {0, 1} or steps[:1] == [0]:
             raise ValueError(f"matrices of layers {at[:4]} …, of {len(self._shapes)} shapes")
-        self._of_layer = [[number for number, _ in each] for _, each in groupby(enumerate(at), itemgetter(1))]
+        # the numbers of each layer's matrices
+        self.matrices = [[number for number, _ in each] for _, each in groupby(enumerate(at), itemgetter(1))]
+        # the first matrix of those that see what they read alike, as those of queries, keys and values do
+        self._alike: list[int] = []
+        for number in range(len(at)):
+            V, before = (self.bases(each)[0] for each in (number, max(0, number - 1)))
+            self._alike.append(self._alike[-1] if number and V.equal(before) else number)
 
     @classmethod
     def from_bases(
@@ -81,44 +86,41 @@ class LayerMatrixSpace(OperatorSpace):
         at = None if layers is None else torch.tensor(list(layers))
         return cls(flat[0], flat[1], torch.tensor(shapes), at)
 
-    def matrices(self, layer: int) -> list[int]:
-        """List the numbers of one layer's matrices."""
-        return self._of_layer[layer]
-
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """Shift (B, T, out) one layer, from what it reads (B, T, in)."""
-        read = hidden.float()
-        return reduce(torch.add, (self._shift(read, gates, number) for number in self.matrices(layer)))
-
-    def _shift(self, hidden: torch.Tensor, gates: torch.Tensor, number: int) -> torch.Tensor:
-        V, U = self.bases(number)
-        return (hidden @ V.T) @ self._matrix(gates, number).transpose(1, 2) @ U.T
-
-    def _matrix(self, gates: torch.Tensor, number: int) -> torch.Tensor:
-        """Take a_j (…, r'_j, r_j) of one matrix from gates (…, p)."""
-        _, r, _, s = self._shapes[number]
-        start = int(self._starts[number, 2])
-        return gates[..., start : start + s * r].unflatten(-1, (s, r))
+        parts = []
+        for number in self.matrices[layer]:
+            (V, U), (_, r, _, s) = self.bases(number), self._shapes[number]
+            start = int(self._starts[number, 2])
+            matrix = gates[..., start : start + s * r].unflatten(-1, (s, r))  # a_j
+            parts.append((hidden.float() @ V.T) @ matrix.transpose(1, 2) @ U.T)
+        return reduce(torch.add, parts)
 
     def gate_gradient(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """Compute the gradient (B, Σ r' r) in the gates of one layer, from its (B, T, in) and (B, T, out)."""
-        return torch.cat(self._gradients(hidden, cotangent, layer), dim=1)
+        return torch.cat(self._gradients(hidden, cotangent, layer, {}), dim=1)
 
-    def _gradients(self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int) -> list[torch.Tensor]:
-        """Compute the gradient in each of a layer's matrices."""
-        read, pull, found = hidden.float(), cotangent.float(), []
-        for number in self.matrices(layer):
+    def _gradients(
+        self, hidden: torch.Tensor, cotangent: torch.Tensor, layer: int, seen: dict[Any, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Compute the gradient in each of a layer's matrices; `seen` holds the last V φ."""
+        found = []
+        for number in self.matrices[layer]:
             V, U = self.bases(number)
             # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
-            inner = read @ V.T  # (B, T, r)
-            outer = pull @ U  # (B, T, r')
-            found.append(torch.bmm(outer.transpose(1, 2), inner).flatten(1))
+            key = hidden.data_ptr(), self._alike[number]
+            if key not in seen:
+                seen.clear()
+                seen[key] = hidden.float() @ V.T  # (B, T, r)
+            outer = cotangent.float() @ U  # (B, T, r')
+            found.append(torch.bmm(outer.transpose(1, 2), seen[key]).flatten(1))
         return found
 
     def gradient_from(self, found: Signals) -> torch.Tensor:
-        pairs = zip(found.inner, found.given, strict=True)
-        parts = [self._gradients(read, pull, layer) for layer, (read, pull) in enumerate(pairs)]
-        return torch.cat([each for layer in parts for each in layer], dim=1)
+        seen: dict[Any, torch.Tensor] = {}
+        pairs = enumerate(zip(found.inner, found.given, strict=True))
+        parts = [each for layer, pair in pairs for each in self._gradients(*pair, layer, seen)]
+        return torch.cat(parts, dim=1)
 
     def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return V_j (r, in) and U_j (out, r') of one matrix."""
@@ -137,14 +139,14 @@ class LayerMatrixSpace(OperatorSpace):
         scored = seen.scored[:, None, None]
         for number, (read, pull) in enumerate(zip(seen.drawn.inner, seen.drawn.given, strict=True)):
             # A_j = Σ_t φ_t φ_tᵀ of what layer j reads, (B, T, in) …
-            wide = read_units(read.shape[-1], options.seed).to(read.device)
-            moments.add(("read", number), read[..., wide][active].float(), single=True)
+            if not number or not _is_same(read, seen.drawn.inner[number - 1]):
+                wide = read_units(read.shape[-1], options.seed).to(read.device)
+                moments.add(("read", number), read[..., wide][active])
             if options.all_labels:
                 continue  # see `_label_moments`
             # … and S_j = Σ_t δ_t δ_tᵀ of the gradients in what it gives, (B, T, out), per token again
             long = read_units(pull.shape[-1], options.seed).to(pull.device)
-            per_token = pull[..., long][active] * scored.expand(*active.shape, 1)[active]
-            moments.add(("pull", number), per_token.float(), single=len(long) > _SINGLE_UNITS)
+            moments.add(("pull", number), pull[..., long][active] * scored.expand(*active.shape, 1)[active])
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
@@ -157,13 +159,17 @@ class LayerMatrixSpace(OperatorSpace):
             else [moments["pull", number] for number in range(len(widths))]
         )
         tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
-        V, U = [], []
+        V, U, known = [], [], dict[tuple[int, int], torch.Tensor]()
+        same = 0
         for number, ((wide, long), matrices, S) in enumerate(zip(widths, ranks, pull, strict=True)):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
-            reads, gives = (moments["read", number] / tokens, wide), (S / tokens, long)
+            same = number if moments.rows(("read", number)) else same  # as the one before it reads
+            reads, gives = (moments["read", same] / tokens, wide), (S / tokens, long)
             spans = [(None, None)] if adapters is None else _spans(adapters[number])
             for (r, s), (rows, columns) in zip(matrices, spans, strict=True):
-                V.append(_directions(*reads, r, rows, options).T)
+                if rows is not None or (same, r) not in known:
+                    known[same, r] = _directions(*reads, r, rows, options).T
+                V.append(known[same, r])
                 U.append(_directions(*gives, s, columns, options))
         layers = [number for number, matrices in enumerate(ranks) for _ in matrices]
         return cls.from_bases(V, U, None if adapters is None else layers)
@@ -237,7 +243,7 @@ class LayerMatrixSpace(OperatorSpace):
         # (EK-FAC; George et al. 2018); of one token g is an outer product, and so is its square
         parts = []
         for layer, (read, pull) in enumerate(zip(seen.inner, seen.given, strict=True)):
-            for number in self.matrices(layer):
+            for number in self.matrices[layer]:
                 V, U = self.bases(number)
                 outer = (pull[:, 0].float() @ U).square() * probability.float()  # (B, r')
                 parts.append((outer.T @ (read[:, 0].float() @ V.T).square()).flatten())
@@ -268,16 +274,14 @@ def layer_rank(rank: int, width: int, d_model: int) -> int:
     return max(1, min(width, _MOST_UNITS, round(rank * float(np.sqrt(width / d_model)))))
 
 
-def read_units(width: int, seed: int) -> torch.Tensor:
-    """Choose the units of a layer's inputs or outputs that second moments are taken of, ascending."""
-    return _drawn_units(width, _MOST_UNITS, seed)
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 @lru_cache(maxsize=64)
-def _drawn_units(width: int, most: int, seed: int) -> torch.Tensor:
-    if width <= most:
-        return torch.arange(width)
-    return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:most]))
+def read_units(width: int, seed: int) -> torch.Tensor:
+    """Choose the units of a layer's inputs or outputs that second moments are taken of, ascending."""
+    return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:_MOST_UNITS]))
 
 
 def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:

@@ -165,14 +165,14 @@ def subset_sums(n_subsets: int, sizes: Sequence[int], device: torch.device, *, b
     # as few passes as there is room for, and each of about as many subsets
     turns = -(-n_subsets // rows)
     each = -(-n_subsets // turns)
-    whole = f"{n_subsets:,} subsets × {gates:,} gates, {_needs(n_subsets, gates)},"
+    whole = f"{n_subsets:,} subsets × {gates:,} gates, {size_in_words(4 * n_subsets * gates)},"
     of_free = "" if free is None else f" of {size_in_words(free)} that are free"
     if turns == 1:
         note(f"{whole} are added up on {device}{of_free}")
     elif turns <= _MOST_TURNS:
         note(
             f"{whole} are more than {device} has room for: {turns} passes over the corpus, {each:,} subsets "
-            f"each, {_needs(each, gates)}{of_free}; a smaller --rank or --buckets needs fewer"
+            f"each, {size_in_words(4 * each * gates)}{of_free}; a smaller --rank or --buckets needs fewer"
         )
     else:
         note(
@@ -194,7 +194,3 @@ def rows_at_once(n_subsets: int, gate_size: int, device: torch.device, *, beside
     # what is left, in float32 numbers, is for sums
     room = free - batch - beside
     return max(1, min(n_subsets, room // max(1, 4 * gate_size)))
-
-
-def _needs(rows: int, gates: int) -> str:
-    return size_in_words(4 * rows * gates)

@@ -221,7 +221,7 @@ def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
     assert space.gate_size == SPACES[name].reserved_gates(model, 24)
     if adapted:
         for layer, (rows, given) in enumerate(own):
-            numbers = space.matrices(layer)
+            numbers = space.matrices[layer]
             assert len(numbers) == len(adapted)
             V = space.bases(numbers[0])[0]
             assert V.shape == rows.shape and torch.linalg.matrix_rank(torch.cat([V, rows]), rtol=1e-4) == 2
@@ -251,7 +251,7 @@ def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
     scale = torch.from_numpy(chunks.n_chunks / tokens / sizes)[:, None, None]
     start = 0
     for number, total in (
-        (number, sums[layer]) for layer in range(len(layers)) for number in space.matrices(layer)
+        (number, sums[layer]) for layer in range(len(layers)) for number in space.matrices[layer]
     ):
         V, U = space.bases(number)
         expected = (U.T @ (total * scale).float() @ V.T).flatten(1)
