@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.benchmarks.figures import figure, markdown, pick
 
-HABITS = "suites/removal_habits"
+HABITS = "suites/removal_habits_seeds"
 POISON = "suites/removal_poison"
 REMOVED: tuple[tuple[str, str], ...] = (
     ("the planted causes", "causes"),
@@ -33,11 +33,11 @@ FOUND: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def habits(suite: str = HABITS) -> str:
+def habits() -> str:
     """Fall of the log-odds, rise of the loss and what is still shown: mean ± standard error over habits."""
     lines = [["removed", "fall of log-odds", "rise of loss", "still shown"]]
     for label, method in REMOVED:
-        for record in pick(suite, schema="stride.group_removal/1", method=method):
+        for record in pick(HABITS, schema="stride.group_removal/1", method=method):
             cells = [
                 f"{figure(found['mean'], 2)} ± {figure(found['se'], 2)}"
                 for found in (record["odds"], record["loss"])
