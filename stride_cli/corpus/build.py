@@ -63,7 +63,7 @@ class IndexedModel:
         path: Recorded as the default model of later commands: a hub id, or a path as seen from the index.
         context: Its longest sequence in tokens, which no chunk exceeds.
         settings_fingerprint: Recorded, and compared as the others are.
-        most_subsets: K at most, where none is asked for (`configuration.subsets_bound`).
+        most_subsets: K at most, where none is asked for (`gate_budget`).
         form: That its training had, as a recorded run says; None: by the options.
         vocabulary: Tokens that it has rows for; None: unknown.
     """

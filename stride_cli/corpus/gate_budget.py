@@ -32,11 +32,11 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # the feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
-# subsets of a language model's chunks where none are asked for, at most (tab:stride_hparams): with more, the
-# K × p gates that fit leave p too small, and projections tell chunks apart for fewer bytes
-MOST_WITH_PROJECTIONS = 1000
-_FEWEST_SUBSETS = 128  # that leave a fine-tuned model so many gates
-PACKED_BYTES = 64 << 20  # larger gate matrices (as float32) are stored as int8: see `gates`
+# subsets of a language model's chunks where none are asked for, at most: projections tell chunks apart for
+# fewer bytes, and K × p sums are what a fit has in memory
+MOST_WITH_PROJECTIONS = 64
+PACKED_BYTES = 4 << 20  # more gates (as float32) are stored in a few bits each: see `gate_bits`
+_SINGLE_BITS = 1 << 16
 # of pairs of tokens, each of which has a gate of its own
 PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
@@ -69,14 +69,10 @@ def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = 
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
 
 
-def most_subsets(n_layers: int, width: int) -> int:
-    """Choose the most subsets of a fine-tuned model by default.
-
-    They leave its operators all the gates that its linear layers can have, about 8 L d², or 2²². Directions
-    tell more than subsets, where chunks have projections.
-    """
-    wanted = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
-    return max(_FEWEST_SUBSETS, LINEAR_GATES.of_all_subsets // wanted)
+def gate_bits(n_gates: int, *, whitened: bool = True) -> int:
+    """Choose the bits of a packed gate: one has an error of .8 / √p of the product of two lengths, which is
+    little where p is large; operators without projections beside them keep more."""
+    return 1 if whitened and n_gates >= _SINGLE_BITS else 4
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:

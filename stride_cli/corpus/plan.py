@@ -6,7 +6,13 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import PACKED_BYTES, default_gates, default_projection, projected_bytes
+from stride_cli.corpus.gate_budget import (
+    PACKED_BYTES,
+    default_gates,
+    default_projection,
+    gate_bits,
+    projected_bytes,
+)
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.schema.index_records import IndexPlanRecord
@@ -38,7 +44,7 @@ def choose_design(
     """Choose K and d for n chunks: what is given, defaults for what is None.
 
     Default K: n up to 1,000 chunks, then n / 3 but at least 1,000 and at most 65,535; of a language model at
-    most `most` (`configuration.subsets_bound`).
+    most `most` (`gate_budget`).
     Default d: 10, at most K / 2 (a chunk in all subsets cannot be told from another).
 
     Raises:
@@ -135,7 +141,7 @@ def plan_index(
         "design/row_offsets": 8 * (k + 1),
     }
     fit_bytes = 4 * k * p
-    one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * p + 4 * k * -(-p // 256)
+    one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * (gate_bits(p) * -(-p // 8) + 4)
     size = default_projection(n, p) if options.project is None else options.project
     projected = projected_bytes(n, size)
     models = 1 + options.checkpoints

@@ -1,108 +1,14 @@
-"""Compiled products of packed gates and of signs, which read each byte once, and gates widened.
-
-A query's responses are y_k = a_k · g_x (linear measurement), a product of the K × p gates with one vector: as
-long as memory takes to deliver the gates. So the loops here read each gate once, for several queries, and
-multiply the stored integers themselves instead of widening them first.
-"""
+"""Compiled products of signs, of packed gates and of projections, which read each byte once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from stride_cli.startup import compiled
-
-# of a block whose numbers are all smaller, nothing is kept: its step is the smallest that is not denormal
-_LEAST = np.finfo(np.float32).tiny * np.float32(32767)
-_TOGETHER = 4  # rows read at once: as many streams from memory, for each load of a gradient
-
-
-@compiled
-def packed_product(values, scale, gradients, steps, out):
-    """``out[k, q] = Σ_j values[k, j] · scale[k, j // 256] · gradients[q, j] · steps[q, j // 256]``.
-
-    Parameters
-    ----------
-    values : (K, p) int8, scale : (K, ⌈p / 256⌉) float32
-    gradients : (Q, p) int16, steps : (Q, ⌈p / 256⌉) float32
-    out : (K, Q) float64
-    """
-    count, size = values.shape
-    sums = np.empty((len(gradients), _TOGETHER))  # of the rows at hand, (Q, 4) float64
-    # rows four by four, along them block by block (256 gates, one scale): a block of all queries' gradients
-    # stays in the cache while four rows' gates pass
-    for first in range(0, count, _TOGETHER):
-        sums[:] = 0
-        for block in range(scale.shape[1]):
-            start = block * 256
-            stop = min(size, start + 256)
-            for q in range(len(gradients)):
-                step = np.float64(steps[q, block])
-                numbers = gradients[q, start:stop]
-                for row in range(_TOGETHER):
-                    k = min(first + row, count - 1)  # behind the end: the last row again
-                    part = values[k, start:stop]
-                    # a known length makes multiply-add instructions of it
-                    if stop - start == 256:
-                        found = _product(part, numbers, 256)
-                    else:
-                        found = _product(part, numbers, stop - start)
-                    # Σ_j of integers, exact; the two scales of the block once for all 256
-                    sums[q, row] += step * scale[k, block] * found
-        for q in range(len(gradients)):
-            for row in range(_TOGETHER):
-                out[min(first + row, count - 1), q] = sums[q, row]
-
-
-@njit(nogil=True, inline="always")
-def _product(part, numbers, length):
-    # 256 products of at most 127 · 32767 add up to less than 2^30: within 32 bits, which is narrow enough for
-    # those instructions
-    total = np.int32(0)
-    for j in range(length):
-        total = np.int32(total + np.int32(np.int32(part[j]) * np.int32(numbers[j])))
-    return total
-
-
-@compiled
-def widen(values: np.ndarray, scale: np.ndarray, out: np.ndarray) -> None:
-    """``out[k, j] = values[k, j] · scale[k, j // 256]``, (k, p) float32."""
-    count, size = values.shape
-    for k in range(count):
-        for block in range(scale.shape[1]):
-            stop = min(size, block * 256 + 256)
-            part, target = values[k, block * 256 : stop], out[k, block * 256 : stop]
-            factor = scale[k, block]
-            for j in range(len(part)):
-                target[j] = np.float32(part[j]) * factor
-
-
-@compiled
-def narrow(wide, values, scale):
-    """Round a vector to 16-bit numbers: ``values[j] · scale[j // 256] ≈ wide[j]``; the scale of a block that
-    is not finite is NaN.
-
-    Parameters
-    ----------
-    wide : (p,) float32
-    values : (p,) int16, scale : (⌈p / 256⌉,) float32, which are written
-    """
-    most = np.float32(32767)
-    for block in range(len(scale)):
-        stop = min(len(wide), block * 256 + 256)
-        part, target = wide[block * 256 : stop], values[block * 256 : stop]
-        largest = _LEAST
-        finite = True
-        for j in range(len(part)):
-            finite &= np.isfinite(part[j])
-            largest = max(largest, abs(part[j]))
-        step = largest / most
-        scale[block] = step if finite else np.nan
-        for j in range(len(part)):
-            target[j] = np.int16(np.rint(part[j] / step)) if finite else 0
 
 
 @compiled

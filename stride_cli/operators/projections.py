@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 FORM = 2  # of h, in an index: 1 was not turned
 PLANES = 3  # bits of each of a query's numbers: eight find as much
 STRETCH = 64  # gates that are folded side by side
-_CLIP = 2.2  # numbers of a query that are larger, in units of their root mean square, count as that large
+# by bits: larger numbers, in units of their root mean square, count as that large
+_CLIP = {1: 1.0, 2: 1.5, 3: 2.2, 4: 2.6}
 _QUERIES_AT_ONCE = 8  # whose planes stay in the processor's cache while the codes pass
 
 
@@ -62,12 +63,13 @@ class Folding:
         # of the kind where gates fall together
         # a stretch may run over the end, and goes on at the beginning
         self._starts = random.integers(0, count, -(-size // STRETCH))
-        self._signs = _signs(random, size)
-        self._flips = _signs(random, count)  # between two turns, of which the second would undo the first
+        self._signs = random_signs(random, size)
+        # between two turns, of which the second would undo the first
+        self._flips = random_signs(random, count)
 
     def __call__(self, gradients: Sequence[torch.Tensor]) -> np.ndarray:
         """One (B, p) a space → (B, r) float32."""
-        from stride_cli.operators.fit_kernels import add_stretches, turn, turns
+        from stride_cli.operators.fit_kernels import add_stretches
 
         folded = np.zeros((len(gradients[0]), self.count), np.float32)
         # 1. Every stretch of gates goes to its place, with the gates' signs
@@ -77,10 +79,7 @@ class Folding:
             add_stretches(wide, start, STRETCH, self._starts, self._signs, folded)
             start += gradient.shape[1]
         # gates j and j' that fall together have signs of their own: E[h(u) · h(v)] = u · v
-        for number, (start, length) in enumerate(turns(self.count)):
-            if number:
-                folded *= self._flips
-            turn(folded, start, length)
+        turned(folded, self._flips)
         return folded
 
     def on(self, device: torch.device) -> DeviceFolding:
@@ -95,8 +94,22 @@ class Folding:
         return self._on_device
 
 
-def _signs(random: np.random.Generator, count: int) -> np.ndarray:
+def random_signs(random: np.random.Generator, count: int) -> np.ndarray:
+    """Draw ±1, (count,) float32."""
     return (2 * random.integers(0, 2, count) - 1).astype(np.float32)
+
+
+def turned(rows: np.ndarray, flips: np.ndarray, *, back: bool = False) -> None:
+    """Turn rows (B, r) by Hadamard matrices, in place, with signs (r,) between two turns; or turn back."""
+    from stride_cli.operators.fit_kernels import turn, turns
+
+    planned = list(enumerate(turns(rows.shape[1])))
+    for number, (start, length) in reversed(planned) if back else planned:
+        if number and not back:
+            rows *= flips
+        turn(rows, start, length)
+        if number and back:
+            rows *= flips
 
 
 @lru_cache(maxsize=2)  # to draw one takes longer than to use it
@@ -322,19 +335,19 @@ def encode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes, step
 
 
-def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Round queries' numbers v (Q, r) float32 to v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1.
+def bit_planes(numbers: np.ndarray, bits: int = PLANES) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Round rows' numbers v (Q, r) float32 to v_j ≈ unit · Σ_k 2^k t_jk with t_jk = ±1, for `bits` k.
 
     Returns
     -------
-    planes : (Q, 3, r / 64) uint64      bit j of plane k: whether t_jk is 1; ordered as bits of codes are
+    planes : (Q, bits, r / 64) uint64      bit j of plane k: whether t_jk is 1; ordered as bits of codes are
     units : (Q,) float32
     sizes : (Q,) float32                ‖v‖ as rounded
     """
-    most = (1 << PLANES) - 1  # Σ_k 2^k t_jk is odd, from −7 to 7
-    largest = _CLIP * np.sqrt(np.square(numbers).mean(axis=1, keepdims=True))
+    most = (1 << bits) - 1  # Σ_k 2^k t_jk is odd, of three bits from −7 to 7
+    largest = _CLIP[bits] * np.sqrt(np.square(numbers).mean(axis=1, keepdims=True))
     # places 0 … 7 stand for −7, −5 … 7
-    scaled = numbers * (most / np.maximum(largest, np.finfo(np.float32).tiny))
+    scaled = numbers * (most / np.maximum(largest, most * np.finfo(np.float32).tiny))
     places = np.clip(np.rint((scaled + most) / 2), 0, most)
     # so that the product with v itself is ‖v‖², whatever was cut off
     whole = 2 * places - most
@@ -342,9 +355,9 @@ def bit_planes(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     squares = np.square(numbers).sum(axis=1)
     units = np.divide(squares, products, out=np.zeros_like(squares), where=products > 0)
     # bit k of a place is whether t_k is 1: Σ_k 2^k t_k = 2 place − 7
-    bits = places.astype(np.uint8)[:, None] >> np.arange(PLANES, dtype=np.uint8)[:, None] & 1
+    each = places.astype(np.uint8)[:, None] >> np.arange(bits, dtype=np.uint8)[:, None] & 1
     sizes = units * np.sqrt(np.square(whole).sum(axis=1))
-    return np.packbits(bits, axis=2).view(np.uint64), units.astype(np.float32), sizes.astype(np.float32)
+    return np.packbits(each, axis=2).view(np.uint64), units.astype(np.float32), sizes.astype(np.float32)
 
 
 def scan(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexDamaged
-from stride_cli.corpus.gate_budget import PACKED_BYTES
+from stride_cli.corpus.gate_budget import PACKED_BYTES, gate_bits
 from stride_cli.operators.gates import Gates, PackedGates, gate_rows
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.projections import Projections, about, read_projections
@@ -112,8 +112,8 @@ class Operators:
             for key, value in space.arrays().items():
                 arrays[f"{prefix}_{key}"] = value
             if isinstance(gate, PackedGates):
-                arrays[f"{prefix}_gates"] = gate.values
-                arrays[f"{prefix}_gate_scale"] = gate.scale
+                arrays[f"{prefix}_gates"] = gate.codes
+                arrays[f"{prefix}_gate_step"] = gate.step
             else:
                 arrays[f"{prefix}_gates"] = gate
             stored.append({**space.settings(), "arrays": sorted(space.arrays())})
@@ -151,14 +151,14 @@ class Operators:
                 space = space_from_arrays(stored["name"], basis)
             except (KeyError, TypeError):
                 space = None
-            if space is None or gate.dtype not in (np.int8, np.float32):
+            if space is None or gate.dtype not in (np.uint8, np.float32):
                 raise IndexDamaged(
                     f"the operators of space '{stored['name']}' were stored by another version of stride",
                     fix="fit them again: stride train --overwrite",
                 )
             spaces.append(space.requires_grad_(False))
-            if gate.dtype == np.int8:
-                gates.append(PackedGates(gate, np.asarray(arrays[f"{prefix}_gate_scale"])))
+            if gate.dtype == np.uint8:
+                gates.append(PackedGates(gate, np.asarray(arrays[f"{prefix}_gate_step"]), space.gate_size))
             else:
                 gates.append(gate)
         prefix = "training_log_"
@@ -210,7 +210,7 @@ class Operators:
         if self.fit not in ("closed", "sgd") or not self.spaces or not math.isfinite(self.step):
             raise ValueError(f"no such fit: {self.fit!r} of {len(self.spaces)} spaces, step {self.step}")
         for space, gate in zip(self.spaces, self.gates, strict=True):
-            scales = [gate.scale] if isinstance(gate, PackedGates) else []
+            scales = [gate.step] if isinstance(gate, PackedGates) else []
             if not all(np.isfinite(values).all() for values in (*space.arrays().values(), *scales)):
                 raise ValueError(f"bases of {space.name} are not finite")
             if gate.shape != (n_subsets, space.gate_size):
@@ -218,9 +218,9 @@ class Operators:
                 raise ValueError(f"gates of {space.name} should have shape {expected}, have {gate.shape}")
 
     def packed(self) -> Operators:
-        """Pack large gate matrices in int8, as they are after they were stored."""
-        gates = [
-            PackedGates.of(gate) if not isinstance(gate, PackedGates) and gate.nbytes > PACKED_BYTES else gate
-            for gate in self.gates
-        ]
-        return replace(self, gates=gates)
+        """Pack large gates in a few bits, as they are after they were stored."""
+        if 4 * self.n_subsets * self.gate_size <= PACKED_BYTES:
+            return self
+        bits = gate_bits(self.gate_size, whitened=self.direct_scale is not None)
+        kept = (gate if isinstance(gate, PackedGates) else PackedGates.of(gate, bits) for gate in self.gates)
+        return replace(self, gates=[*kept])

@@ -30,7 +30,7 @@ def plan_index(
     from stride_cli.corpus import plan
     from stride_cli.corpus.build import survey_corpus
     from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
-    from stride_cli.models.configuration import context_length, subsets_bound
+    from stride_cli.models.configuration import context_length
     from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.models.language.tokenizer import load_tokenizer
 
@@ -49,13 +49,12 @@ def plan_index(
     tokenizer = load_tokenizer(model)
     size = plan.choose_block_size(options.block_size, context_length(model))
     counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
-    finetuned = was_finetuned(place_of(model))
     return plan.plan_index(
         counts,
         options,
-        finetuned=finetuned,
+        finetuned=was_finetuned(place_of(model)),
         vocabulary=len(tokenizer),
-        most_subsets=subsets_bound(model, finetuned=finetuned),
+        most_subsets=MOST_WITH_PROJECTIONS,
     )
 
 

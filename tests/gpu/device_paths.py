@@ -77,7 +77,6 @@ class Paths:
         """Linear and exact measurement, reading, estimates by projections."""
         from stride_cli.attribution.direct import query_gradients
         from stride_cli.operators.exact_response import measure_exact
-        from stride_cli.operators.gates import PackedGates, gate_rows
         from stride_cli.operators.gradients import gradient_products
         from stride_cli.operators.linear_response import measure_linear_with_loss
         from stride_cli.operators.steered_model import SteeredModel
@@ -88,13 +87,6 @@ class Paths:
         found = [*measure_linear_with_loss(steered, batch)]
         operators.step = 0.1
         found.append(measure_exact(steered, batch.take(slice(0, 2)), batch_size=K))
-        # gates as large ones are stored, which a device widens itself
-        kept, packed = operators.gates, [PackedGates.of(gate) for gate in operators.gates]
-        answers = []
-        for operators.gates in (packed, [gate_rows(gate, slice(None)) for gate in packed]):
-            answers.append(measure_exact(steered, batch.take(slice(0, 1)), subsets=np.arange(3)))
-        np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-6)
-        operators.gates = kept
         asked = query_gradients(steered, [batch])
         found.append(gradient_products(steered, asked, self.chunks, np.arange(5, 20)).sum(axis=0))
         assert operators.projections is not None

@@ -13,7 +13,7 @@ from stride_cli.data.batches import Batch, ChunkReader, pad_batch
 from stride_cli.errors import QueryError
 from stride_cli.models.devices import total_bytes
 from stride_cli.operators.exact_response import cross_entropy, pearson
-from stride_cli.operators.gates import gate_rows_on
+from stride_cli.operators.gates import gate_rows
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import progress
@@ -54,7 +54,7 @@ def measure_exact(
     ------
     QueryError                   a query has no scored token
     """
-    model, operators = steered.model, steered.operators
+    model, operators, device = steered.model, steered.operators, steered.model.device
     chosen = np.arange(operators.n_subsets) if subsets is None else np.asarray(subsets)
     central = operators.fit == "closed"
     responses = np.zeros((len(batch.ids), len(chosen)))
@@ -83,7 +83,7 @@ def measure_exact(
             size = max(1, min(batch_size, limit))
             for start in range(0, len(chosen), size):
                 picked = chosen[start : start + size]
-                gates = [gate_rows_on(gate, picked, model.device) for gate in operators.gates]
+                gates = [torch.from_numpy(gate_rows(gate, picked)).to(device) for gate in operators.gates]
                 if central:
                     scaled = [gate * operators.step for gate in gates]
                     change = (losses([-gate for gate in scaled]) - losses(scaled)) / (2 * operators.step)

@@ -9,7 +9,7 @@ import pytest
 from stride_cli.corpus.gate_budget import LINEAR_GATES, inside_gates
 from stride_cli.corpus.options import DesignOptions
 from stride_cli.corpus.plan import choose_design
-from stride_cli.models.configuration import context_length, subsets_bound
+from stride_cli.models.configuration import context_length
 
 
 @pytest.mark.parametrize(
@@ -26,21 +26,9 @@ def test_the_context_of_a_checkpoint(config: dict[str, Any], expected: int, tmp_
     assert context_length(str(tmp_path)) == expected
 
 
-def test_a_large_fine_tuned_model_has_few_subsets(tmp_path: Path) -> None:
-    """As many as leave its operators the directions that its layers have; a small one, or one that was
-    trained from scratch, up to a thousand."""
-
-    def bound(layers: int, width: int, *, finetuned: bool = True) -> int:
-        config = {"model_type": "llama", "num_hidden_layers": layers, "hidden_size": width, "vocab_size": 100}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return subsets_bound(tmp_path, finetuned=finetuned)
-
-    assert bound(30, 576) == 128 and bound(4, 128) == 1000
-    assert bound(30, 576, finetuned=False) == 1000
-    assert choose_design(480, most=bound(30, 576)) == (128, 10)
-    assert choose_design(480, most=bound(4, 128)) == choose_design(480) == (480, 10)
-    assert choose_design(100_000, most=128) == (128, 10)
-    assert choose_design(100_000, most=bound(4, 128)) == (1000, 10)
-    assert choose_design(480, DesignOptions(n_subsets=300), 128) == (300, 10)
+def test_a_language_model_has_few_subsets_by_default() -> None:
+    assert choose_design(480, most=64) == choose_design(100_000, most=64) == (64, 10)
+    assert choose_design(480) == (480, 10)
+    assert choose_design(480, DesignOptions(n_subsets=300), 64) == (300, 10)
     # operators of so many subsets have the gates that are wanted
-    assert inside_gates(LINEAR_GATES, 128) == 1 << 22
+    assert inside_gates(LINEAR_GATES, 64) == 1 << 22
