@@ -77,4 +77,4 @@ def test_rounding_hardly_moves_what_subsets_measure(
     for measure in (measure_linear, measure_exact):
         before, after = (measure(SteeredModel.of(model, each), batch) for each in (operators, packed))
         assert (np.abs(after - before).max(axis=1) < 0.25 * before.std(axis=1)).all()
-        assert (np.sqrt(np.square(after - before).mean(axis=1)) < 0.05 * before.std(axis=1)).all()
+        assert (np.sqrt(np.square(after - before).mean(axis=1)) < 0.1 * before.std(axis=1)).all()
