@@ -16,18 +16,19 @@ import json
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from audit_matrix import document
+from audit_matrix import SAME_WORDS, document
 from contamination import read_rows, write_rows
 from scipy.stats import kstest
 
 from stride_cli import api
 from stride_cli.audit.calibration import benjamini_hochberg
-from stride_cli.audit.judge import _as_trained
+from stride_cli.audit.judge import _as_trained, controls_alike
 from stride_cli.audit.options import AuditOptions
 from stride_cli.audit.presence import ITEM, find_copies
 from stride_cli.audit.ranking import among_controls, among_versions
@@ -42,9 +43,11 @@ def main() -> None:
     parser.add_argument("suite", type=Path, help="a folder of audit_matrix.py: text, pairs or chats")
     parser.add_argument("problems", type=Path, help="JSON Lines, also .gz")
     parser.add_argument("--model", default="scratch", help="its model")
+    parser.add_argument("--form", help="of the items; default: as the corpus")
+    parser.add_argument("--copy", default="verbatim", help="how the corpus sets them, as of audit_matrix.py")
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--controls", type=int, default=200)
-    parser.add_argument("--versions", type=int, default=10, help="--controls-per-item")
+    parser.add_argument("--versions", type=int, default=6, help="--controls-per-item")
     parser.add_argument("--kinds", nargs="+", default=["absent", "made"], help="of controls")
     parser.add_argument("--longest", type=int, default=500, help="characters of a problem")
     chosen = parser.parse_args()
@@ -57,11 +60,13 @@ def main() -> None:
         if row["id"] not in taken and len(row["prompt"]) + len(row["response"]) <= chosen.longest
     ]
     order = stream(0, "audit null").permutation(len(free))[: chosen.items + chosen.controls]
-    rows = [document(free[int(i)]["id"], free[int(i)], chosen.suite.name) for i in order]
+    rows = [free[int(i)] for i in order]
+    put, form = SAME_WORDS[chosen.copy], chosen.form or chosen.suite.name
+    there = [document(f"there/{row['id']}/0", put(row), chosen.suite.name) for row in rows[: chosen.items]]
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        write_rows(here / "indexed.jsonl", [*read_rows(files[0]), *rows[: chosen.items]])
-        write_rows(here / "benchmark.jsonl", rows)
+        write_rows(here / "indexed.jsonl", [*read_rows(files[0]), *there])
+        write_rows(here / "benchmark.jsonl", [document(row["id"], row, form) for row in rows])
         options = api.BuildOptions(n_subsets=60)
         model = str(chosen.suite / chosen.model)
         api.build_index(
@@ -74,25 +79,24 @@ def measure(here: Path, chosen: argparse.Namespace) -> None:
     workspace = Workspace.open(here / "i.stride")
     session: Any = SimpleNamespace(workspace=workspace, index=workspace.index, model=workspace.model)
     tokenizer, size = workspace.model.tokenizer, int(workspace.index.attributes["block_size"])
-    items = tokenize_samples(
-        tokenizer,
-        read_documents_of(str(here / "benchmark.jsonl"), ReadOptions()),
-        block_size=size,
-        form=_as_trained(session),
-    )
+    form = _as_trained(session)
+    tokenized = partial(tokenize_samples, tokenizer, block_size=size, form=form)
+    items = tokenized(read_documents_of(str(here / "benchmark.jsonl"), ReadOptions()))
     options = replace(AuditOptions(), controls_per_item=chosen.versions)
     copies = find_copies(workspace.index, tokenizer, [parts_of(item.document) for item in items], options)
-    exact = np.array([copy.found == "item" for copy in copies])
+    exact = np.array([copy.found == ITEM for copy in copies])
     absent = [item for item, copy in zip(items, copies, strict=True) if not copy.found]
     present = [
         copy_sample(workspace, item.document, copy.document, copy.span)
         for item, copy, there in zip(items, copies, exact, strict=True)
         if there
     ]
-    every, parts = np.ones(len(present), bool), np.full(len(present), ITEM)
+    there = [copy for copy in copies if copy.found == ITEM]
+    kinds, alike = controls_alike(workspace, tokenized, absent, present, there, form.name != "text")
+    every = np.ones(len(present), bool)
     few = replace(options, controls_per_item=max(2, chosen.versions // 3))
     tests = {
-        "absent": lambda: among_controls(session, "absent", present, parts, {ITEM: absent}, options),
+        "absent": lambda: among_controls(session, "absent", present, kinds, alike, options),
         "made": lambda: among_versions(session, present, every, ~every, few),
     }
     for kind in chosen.kinds:
@@ -104,7 +108,11 @@ def measure(here: Path, chosen: argparse.Namespace) -> None:
             "corpus": chosen.suite.name,
             "model": chosen.model,
             "controls": kind,
-            "count": found.count,
+            "form": chosen.form or chosen.suite.name,
+            "copy": chosen.copy,
+            "like": sorted(set(found.kinds)),
+            "versions": chosen.versions,
+            "count": int(found.count[0]),
             "sources": found.sources,
             "items": len(p),
             "below": {str(level): float(np.mean(p <= level)) for level in (0.01, 0.05, 0.1, 0.5)},

@@ -14,13 +14,7 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
     never 0; equal values share their mid-rank. Uniform on {1, …, m + 1} / (m + 1) where the item and the
     controls are exchangeable and no two values are equal.
 
-    Parameters
-    ----------
-    statistics : (N,)      controls : (m,)
-
-    Returns
-    -------
-    (N,) float64
+    Of (N,) and (m,) values: (N,) float64.
     """
     ordered = np.sort(np.asarray(controls, np.float64))
     values = np.asarray(statistics, np.float64)
@@ -41,23 +35,6 @@ def power(controls: np.ndarray, level: float, shift: float) -> float:
     at_least = np.searchsorted(ordered, ordered + shift, side="left")
     above = len(ordered) - at_least
     return float(np.mean((1 + above) / len(ordered) <= level))
-
-
-def grouped_q_values(p: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Compute q-values of each group of items by itself: `benjamini_hochberg` within.
-
-    Items with a copy in the corpus are few, and leaks among them many: put together with thousands of others
-    they would pay for tests that nobody wondered about (Efron 2008, "Simultaneous inference: when should
-    hypothesis testing problems be combined?"). Groups are formed without the model.
-
-    Parameters
-    ----------
-    p : (N,)      group : (N,) labels
-    """
-    q = np.ones(len(p))
-    for label in np.unique(group):
-        q[group == label] = benjamini_hochberg(np.asarray(p)[group == label])
-    return q
 
 
 def benjamini_hochberg(p: np.ndarray) -> np.ndarray:

@@ -9,27 +9,27 @@ change places. The steepness of a text is what a step costs it,
 A text that was memorised word for word is steep: its versions lose far more than it does. How hard, long, or
 like other documents it is matters little, since its versions are so as well.
 
-Controls are texts of the same kind that the model was not trained on, steepness and all: items without a copy
-in the corpus, or those of a file. Where there are too few of either, versions stand for them, with three
-times their steepness: a first step away from what a person wrote costs more than a second one, learnt or not,
-and how much more is not known without such texts. So they show what was learnt by heart, and little else:
-
-- a text of a few words has few places to disturb: the second step partly repeats the first;
-- versions of a learnt item are learnt by half. They hide learning, and never make any up.
+Controls are texts of the same kind that the model was not trained on, steepness and all: items without a
+copy in the corpus, or those of a file, put as the corpus puts the copy. Where there are too few, versions
+stand for them, with three times their steepness: a first step away from what a person wrote costs more than a
+second one, learnt or not, and how much more is not known without such texts. Versions of a learnt item are
+learnt by half: they hide learning, and never make any up.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stride_cli.attribution.passages import token_spans
-from stride_cli.audit.samples import Sample
+from stride_cli.audit.folding import Setting
+from stride_cli.audit.presence import ITEM, PROMPT, RESPONSE, document_text
+from stride_cli.audit.samples import Sample, parts_of
 from stride_cli.errors import UsageError
 from stride_cli.randomness import stream
 
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from stride_cli.audit.options import AuditOptions
     from stride_cli.audit.presence import Copy
     from stride_cli.corpus.documents import Document
+    from stride_cli.data.workspace import Workspace
 
 FEWEST = 20  # sources of controls: with fewer, nothing is decided
 WORDS_A_CHANGE = 8
 _FEW_WORDS = 8  # scored: below, the words before are changed as well
 REFERENCES = 3  # versions of a version
 _TRIES = 20
+_SENTENCE = re.compile(r"(?<=[.?!\n])\s+|(?<=[。？！])")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -58,10 +60,9 @@ class _Group:
 class Versions:
     """Makes versions of samples.
 
-    Parameters
-    ----------
-    tokenizer, longest : of the model, and the tokens of its context, at which a version ends
-    seed : of the index; each version has its own stream of random numbers
+    Args:
+        tokenizer, longest: of the model, and the tokens of its context, at which a version ends
+        seed: of the index; each version has its own stream of random numbers
     """
 
     def __init__(self, tokenizer: Any, longest: int, seed: int) -> None:
@@ -72,9 +73,8 @@ class Versions:
     def of(self, samples: Sequence[Sample], count: int, step: int) -> tuple[list[Sample], np.ndarray]:
         """Make `count` versions of each sample that differ from it; fewer where there is less to change.
 
-        Returns
-        -------
-        list of Sample, and the number of each one's own sample (V,)
+        Returns:
+            list of Sample, and the number of each one's own sample (V,)
         """
         made, owner = [], []
         for row, sample in enumerate(samples):
@@ -164,6 +164,57 @@ class Versions:
         ]
 
 
+@dataclass(frozen=True)
+class Held:
+    """How the corpus holds a copy; its controls are put so.
+
+    Attributes:
+        part: ITEM, or PROMPT or RESPONSE alone
+        setting: how the corpus sets its words, where the item sets them otherwise; None: as the item
+        split: of an item that is one text, the share of it that stands before what counts as its response
+    """
+
+    part: str
+    setting: Setting | None
+    split: float
+
+    @classmethod
+    def of(cls, workspace: Workspace, sample: Sample, copy: Copy, answers: bool) -> Held:
+        """Compare a copy, as `copy_sample` takes it, with its item; `answers`: these alone are trained on."""
+        text, spans = document_text(workspace.index, workspace.model.tokenizer, copy.document)
+        (first, last), parts = copy.span, parts_of(sample.document)
+        setting, part, split = Setting.of(text[first:last]), copy.found, 0.0
+        if len(parts) == 1 and part == ITEM and answers:
+            split = 1 - sample.scored / sum(begin < last and first < end for begin, end in spans)
+        elif len(parts) == 1 and part != ITEM:
+            part = PROMPT if copy.within[0] < 1 - copy.within[1] else RESPONSE
+            split = copy.within[part == PROMPT]
+        if part == RESPONSE and answers:  # scored behind its prompt
+            part = ITEM
+        return cls(part, None if setting == Setting.of("\n".join(parts)) else setting, split)
+
+    @property
+    def kind(self) -> str:
+        """Name the part that was scored, and how it is set; ITEM: whole, as the item."""
+        scored = " by its end" if self.part == ITEM and self.split > 0 else ""
+        return self.part + scored + (f", {self.setting.name}" if self.setting else "")
+
+    def put(self, document: Document, split: float) -> Document | None:
+        """Put another document so; None where it has no such part."""
+        parts = parts_of(document)
+        if len(parts) == 1 and split > 0:
+            ends = (found.end() for found in _SENTENCE.finditer(parts[0]))
+            at = min(ends, key=lambda end: abs(end - split * len(parts[0])), default=0)
+            parts = [parts[0][:at].rstrip(), parts[0][at:]]
+        if self.part != ITEM and len(parts) > 1:
+            parts = parts[:1] if self.part == PROMPT else parts[1:]
+        elif self.part != ITEM or not all(parts):
+            return None
+        parts = [self.setting.put(part) for part in parts] if self.setting else parts
+        whole, pair = (parts[0], (None, None)) if len(parts) == 1 else (None, parts)
+        return replace(document, text=whole, prompt=pair[0], response=pair[1], messages=None)
+
+
 def _other_number(text: str, generator: np.random.Generator) -> tuple[str, str]:
     """Choose a number of the text, and another with as many digits in the same places."""
     numbers = _NUMBER.findall(text)
@@ -182,9 +233,7 @@ def choose_kind(absent: int, options: AuditOptions) -> str:
     Those are of the same kind as the others, and nobody changed their words. So they are preferred where
     there are enough that a p-value can reach half the level.
 
-    Raises
-    ------
-    UsageError      absent ones are asked for, and there are none
+    UsageError where absent ones are asked for, and there are none.
     """
     if options.controls == "auto":
         return "absent" if (absent + 1) * options.level >= 2 else "made"
@@ -210,9 +259,10 @@ def check_controls(
     there = [(each.id, copy) for each, copy in zip(controls, copies, strict=True) if copy.found]
     if there:
         name, copy = there[0]
-        others = f", and so are {len(there) - 1} more: " + ", ".join(f"'{each}'" for each, _ in there[1:4])
+        more = f", and so are {len(there) - 1} more: " if len(there) > 1 else ""
+        more += ", ".join(f"'{each}'" for each, _ in there[1:4])
+        held = f"{copy.found}: {copy.share:.0%} of its words' sequences"
         raise UsageError(
-            f"control '{name}' is in the corpus ({copy.found}: {copy.share:.0%} of its words' sequences)"
-            f"{others if len(there) > 1 else ''}",
+            f"control '{name}' is in the corpus ({held}){more}",
             fix="leave such controls out: they must be items that cannot have been trained on",
         )

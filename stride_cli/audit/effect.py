@@ -29,14 +29,13 @@ class Effect:
     """Evidence of the model for one text.
 
     Loss in mean nats per scored token; influence of the candidate chunks, summed (> 0 supports), and its
-    share of Σ|influence of every chunk|, at least 0; the same of the strongest chunk (-1: none supports).
+    share of Σ|influence of every chunk|, at least 0; the share of the strongest chunk (-1: none supports).
     """
 
     loss: float
     candidate_influence: float
     candidate_share: float
     strongest_chunk: int
-    strongest_influence: float
     strongest_share: float
 
 
@@ -56,15 +55,13 @@ def measure_effects(
 
     A text of several chunks is one query: their responses are weighted by scored tokens.
 
-    Parameters
-    ----------
-    candidates : for each sample, the chunks that resemble it
-    lambda_ratio : λ / λ_max; default: what the operators' fit asks for
-    shared : who measures, in the same blocks, and where they open the index; None: this process
+    Args:
+        candidates: for each sample, the chunks that resemble it
+        lambda_ratio: λ / λ_max; default: what the operators' fit asks for
+        shared: who measures, in the same blocks, and where they open the index; None: this process
 
-    Yields
-    ------
-    Effect, one a sample, in order
+    Yields:
+        Effect, one a sample, in order
     """
     from stride_cli.attribution.sharing import SessionWork, shared_out
 
@@ -113,16 +110,10 @@ def _effect(loss: float, solution: Solution, candidates: np.ndarray) -> Effect:
     inside = float(values[np.isin(solution.indices, candidates)].sum())
     total = float(np.abs(values).sum())
     if not total or values.max() <= 0:
-        return Effect(loss, inside, 0.0, -1, 0.0, 0.0)
+        return Effect(loss, inside, 0.0, -1, 0.0)
     best = int(values.argmax())
-    return Effect(
-        loss=loss,
-        candidate_influence=inside,
-        candidate_share=max(0.0, inside / total),
-        strongest_chunk=int(solution.indices[best]),
-        strongest_influence=float(values[best]),
-        strongest_share=float(values[best] / total),
-    )
+    strongest = int(solution.indices[best]), float(values[best] / total)
+    return Effect(loss, inside, max(0.0, inside / total), *strongest)
 
 
 def model_before(session: Session) -> AttributableModel | None:

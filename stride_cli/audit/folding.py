@@ -9,7 +9,9 @@ in English words is the number in digits.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from unicodedata import normalize
 
 import numpy as np
@@ -35,6 +37,8 @@ _WORD = re.compile(
     rf"|[^\W_{_ALONE}](?:[^\W_{_ALONE}]|[{_JOINS}]|(?<=\d)[.,．，](?=\d))*"
 )
 _MARKUP = re.compile(r"<[a-zA-Z/][^<>\n]{0,126}>|&#?\w{1,8};")
+_CASES = ("upper", "lower", "title")
+_WIDE = {code: code + 0xFEE0 for code in range(ord("!"), ord("~") + 1)}
 _MOST = 1 << 20  # spellings that are remembered
 
 
@@ -57,6 +61,37 @@ def places(text: str) -> list[tuple[int, int]]:
 def _bare(text: str) -> str:
     """Blank out tags and entities; every other character stays where it is."""
     return _MARKUP.sub(lambda mark: " " * len(mark[0]), text) if "<" in text or "&" in text else text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a text sets its words: in one `case` ("": as sentences), in `wide` forms, with `space` between."""
+
+    case: str = ""
+    wide: bool = False
+    space: str = " "
+
+    @classmethod
+    def of(cls, text: str) -> Setting:
+        words = [word for word in re.findall(r"[^\W\d_]+", normalize("NFKC", text)) if len(word) > 1]
+        cases = {case: sum(getattr(word, f"is{case}")() for word in words) for case in _CASES}
+        case = next((case for case, count in cases.items() if count > 0.9 * len(words)), "")
+        wide = 2 * sum("！" <= each <= "～" for each in text) > len("".join(text.split()))
+        ((space, _),) = Counter(re.findall(r"\s", text) or " ").most_common(1)
+        return cls(case, wide, space)
+
+    @property
+    def name(self) -> str:
+        """Say how, in words."""
+        case, wide = self.case and f"{self.case} case", "full width" * self.wide
+        space = f"{self.space!r} for spaces" * (self.space != " ")
+        return ", ".join(filter(None, (case, wide, space))) or "sentence case"
+
+    def put(self, text: str) -> str:
+        """Set another text so."""
+        text = getattr(text, self.case)() if self.case else text
+        text = text.translate(_WIDE) if self.wide else text
+        return text.replace(" ", self.space)
 
 
 class Vocabulary(dict[str, int]):

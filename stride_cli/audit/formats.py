@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -36,22 +36,17 @@ def to_csv(findings: Sequence[Finding]) -> str:
 
     For spreadsheets: a text that one would run as a formula begins with an apostrophe.
     """
-    rows = [_flat(finding.to_record()) for finding in findings]
+    rows = []
+    for finding in findings:
+        record = finding.to_record().items()
+        told = {name: each if isinstance(each, dict) else {"": each} for name, each in record}
+        flat = {f"{name}.{key}".strip("."): own for name, each in told.items() for key, own in each.items()}
+        rows.append({name: cell(own) if isinstance(own, str) else own for name, own in flat.items()})
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = cell(value) if isinstance(value, str) else value
-    return found
 
 
 def to_sarif(findings: Sequence[Finding]) -> str:

@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.audit.calibration import fewest_together, grouped_q_values
-from stride_cli.audit.controls import FEWEST, check_controls, choose_kind
+from stride_cli.audit.calibration import benjamini_hochberg, fewest_together
+from stride_cli.audit.controls import FEWEST, Held, check_controls, choose_kind
 from stride_cli.audit.effect import Effect, Shared, measure_effects
 from stride_cli.audit.options import AuditOptions
-from stride_cli.audit.presence import (
-    ITEM,
-    PROMPT,
-    RESPONSE,
-    REWORDED,
-    Copy,
-    differences,
-    document_text,
-    find_copies,
-)
+from stride_cli.audit.presence import ITEM, REWORDED, Copy, differences, document_text, find_copies
 from stride_cli.audit.ranking import Test, among_controls, among_versions
 from stride_cli.audit.samples import (
     Rejected,
@@ -43,6 +34,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.session import Session
     from stride_cli.corpus.documents import Document
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.data.workspace import Workspace
     from stride_cli.schema.audit_records import AuditRecord, ControlsRecord, EffectRecord, PresenceRecord
 
 LEAKED, PRESENT, NOTHING, UNDECIDED = "leaked and learnt", "present, no effect", "no evidence", "undecided"
@@ -81,17 +73,7 @@ def audit_files(
 ) -> tuple[Session, list[Finding]]:
     """Audit a file of items, perhaps against one of controls; both are read before the model is loaded.
 
-    Parameters
-    ----------
-    rejected : callable, optional
-        Takes every item, or control, that cannot be used: its error, file, line and id. Default: the first
-        one's error is raised, or it is as `reading` says.
-    shared : see `audit`
-
-    Raises
-    ------
-    CorpusError      a file cannot be read, or has an item without a prompt or text
-    and what `audit` raises
+    CorpusError where a file cannot be read, or has an item without a prompt or text.
     """
     documents = read_documents_of(benchmark, reading, rejected)
     against = None if controls is None else read_documents_of(controls, reading, rejected)
@@ -107,7 +89,7 @@ def audit(
     rejected: Rejected | None = None,
     shared: Shared | None = None,
 ) -> list[Finding]:
-    """Judge every item of a benchmark.
+    """Judge every item of a benchmark: one finding each, in order.
 
     1. *Presence* (`presence`), by words alone: the document that holds the item, a part of it, or the same in
        other words.
@@ -117,24 +99,17 @@ def audit(
     3. The influence of the documents that hold an item is told, and is no part of the test: an item that is
        in the corpus has such documents whether the model learnt it or not, and controls have none.
 
-    Parameters
-    ----------
-    session : Session
-    documents : the benchmark's items, as from `samples.read_documents_of`
-    controls : items that cannot be in the corpus; None: as the options say
-    options : AuditOptions
-    rejected : see `audit_files`; without it a QueryError is raised
-    shared : as of `measure_effects`
+    Args:
+        documents: the benchmark's items, as from `samples.read_documents_of`
+        controls: items that cannot be in the corpus; None: as the options say
+        rejected: Takes every item or control that cannot be used: its error, file, line and id. Default: the
+            first one's error is raised, or it is as the options of reading say.
+        shared: as of `measure_effects`
 
-    Returns
-    -------
-    list of Finding, in the order of the items
-
-    Raises
-    ------
-    UsageError      an empty benchmark, a control that is in the corpus or in the benchmark (names it), no
-                    item that is absent where those are to be controls, a classifier's index
-    QueryError      an item without a scored token
+    Raises:
+        UsageError: An empty benchmark, a control that is in the corpus or in the benchmark (names it), no
+            item that is absent where those are to be controls, a classifier's index.
+        QueryError: An item without a scored token.
     """
     # 1. the items as tokens, in the corpus's form
     _check(session, documents)
@@ -167,33 +142,35 @@ def audit(
         test = among_versions(session, measured, exact, absent, options)
     else:
         against = others if kind == "file" else [items[row] for row in np.flatnonzero(absent).tolist()]
-        parts, of_parts = np.where(exact, ITEM, "").astype(object), {ITEM: against}
-        for part, place in ((PROMPT, 0), (RESPONSE, -1)):
-            alone = _alone(against, place) if (found == part).any() else []
-            # where answers alone are scored, a response is scored behind its prompt
-            if len(alone) >= FEWEST and (part == PROMPT or form.name == "text"):
-                of_parts[part] = tokenized(alone, rejected=lambda *bad: None)
-                parts[found == part] = part
-        test = among_controls(session, kind, measured, parts, of_parts, options)
+        kinds, alike = controls_alike(
+            session.workspace, tokenized, against, measured, copies, form.name != "text"
+        )
+        test = among_controls(session, kind, measured, kinds, alike, options)
     # items without a copy are tested against a file's controls: where those are controls, none can stand out
     tested = np.isfinite(test.p) & ((found != "") | (kind == "file"))
     groups = np.where(exact, 2, found == REWORDED)
+    # copies are few, and leaks among them many: together with thousands of others they would pay for tests
+    # that nobody wondered about (Efron 2008, "Simultaneous inference: when should … be combined?")
     q = np.ones(len(items))
-    q[tested] = grouped_q_values(test.p[tested], groups[tested])
+    for group in np.unique(groups[tested]):
+        rows = tested & (groups == group)
+        q[rows] = benjamini_hochberg(test.p[rows])
 
     # 4. influences of what is there, and what it comes to
     there = [row for row, copy in enumerate(copies) if copy.found]
-    candidates = [_chunks_of(index, copies[row].like) for row in there]
+    chunks_of = index.document_chunks
+    candidates = [np.array([c for d in copies[row].like for c in chunks_of(d)], np.int64) for row in there]
     effects: dict[int, Effect] = {}
     with progress("influence", len(there), unit="texts") as bar:
-        asked = [measured[row] for row in there]
-        ratio = options.lambda_ratio
-        for effect in measure_effects(session, asked, candidates, lambda_ratio=ratio, shared=shared):
-            effects[there[len(effects)]] = effect
+        asked, ratio = [measured[row] for row in there], options.lambda_ratio
+        found_of = measure_effects(session, asked, candidates, lambda_ratio=ratio, shared=shared)
+        for row, effect in zip(there, found_of, strict=True):
+            effects[row] = effect
             bar.advance()
     findings = []
     for row, item in enumerate(items):
-        together = fewest_together(int((groups[tested] == groups[row]).sum()), test.count, options.level)
+        count = int(test.count[row])
+        together = fewest_together(int((groups[tested] == groups[row]).sum()), count, options.level)
         verdict, reason = _verdict(copies[row], test, row, float(q[row]), options.level)
         findings.append(
             Finding(
@@ -206,7 +183,8 @@ def audit(
                 effect=_effect(index, effects.get(row), test, row),
                 controls={
                     "kind": kind,
-                    "count": test.count,
+                    "like": str(test.kinds[row]),
+                    "count": count,
                     "sources": test.sources,
                     "power": float(test.power[row]),
                     "together": together if tested[row] else None,
@@ -214,6 +192,31 @@ def audit(
             )
         )
     return findings
+
+
+def controls_alike(
+    workspace: Workspace,
+    tokenized: Callable[..., list[Sample]],
+    against: Sequence[Sample],
+    items: Sequence[Sample],
+    copies: Sequence[Copy],
+    answers: bool,
+) -> tuple[np.ndarray, dict[str, Sequence[Sample]]]:
+    """Put controls as the corpus holds the copies: the kind of each item, "" for no copy; those of each kind.
+
+    `answers`: these alone were trained on.
+    """
+    exact = [row for row, copy in enumerate(copies) if copy.found not in ("", REWORDED)]
+    held = {row: Held.of(workspace, items[row], copies[row], answers) for row in exact}
+    kinds, alike = np.array([ITEM * (row in held) for row in range(len(items))], object), {ITEM: against}
+    for kind in {own.kind for own in held.values()} - {ITEM}:
+        rows = [row for row, own in held.items() if own.kind == kind]
+        split = float(np.median([held[row].split for row in rows]))
+        put = (held[rows[0]].put(each.document, split) for each in against)
+        made = tokenized(list(filter(None, put)), rejected=lambda *bad: None)
+        if len(made) >= FEWEST:
+            alike[kind], kinds[rows] = made, kind
+    return kinds, alike
 
 
 def _verdict(copy: Copy, test: Test, row: int, q: float, level: float) -> tuple[str, str]:
@@ -258,21 +261,6 @@ def _as_trained(session: Session) -> Form:
     texts = 2 * counts.get("conversations", 0) <= counts.get("documents", 1)
     whole = texts or (recorded is not None and recorded.name == "text")
     return replace(form, name="text") if whole else form
-
-
-def _alone(samples: Sequence[Sample], place: int) -> list[Document]:
-    """Take the prompt (0) or response (−1) of each sample's document as a text, where it has both."""
-    parts = [(each.document, parts_of(each.document)) for each in samples]
-    return [
-        replace(each, text=own[place], prompt=None, response=None, messages=None)
-        for each, own in parts
-        if len(own) > 1
-    ]
-
-
-def _chunks_of(index: Index, documents: Sequence[int]) -> np.ndarray:
-    """List the chunks of documents, (c,) int64."""
-    return np.array([chunk for each in documents for chunk in index.document_chunks(each)], np.int64)
 
 
 def _presence(session: Session, item: Sample, copy: Copy) -> PresenceRecord:

@@ -11,29 +11,26 @@ CONTROLS = ("auto", "absent", "made")
 
 @dataclass(frozen=True)
 class AuditOptions(Options):
-    """Options of judging a benchmark.
-
-    Attributes
-    ----------
-    level : float            q below which there is an effect
-    present : float          share of an item's three-word sequences, by rarity and in runs of five words of
-                             one document, from which on it is present there
-    near : float             share, in runs of any length, from which on it is there in other words (with its
-                             numbers and its answer)
-    controls_per_item : int  versions of an item, or of a control
-    lambda_ratio : float     λ / λ_max of the influences; default: as `stride query`
-    controls : str           where no controls are given: "absent", the items of which the corpus holds no
-                             copy; "made", versions of the items; "auto", absent ones if there are enough
-    """
+    """Options of judging a benchmark; shares are of an item's three-word sequences, by their rarity."""
 
     level: float = option(
         0.05, "q below which an item counts as having an effect.", above=0, high=1, panel=MORE
     )
     present: float = option(
-        0.7, "Share of an item's sequences of words that makes it present.", above=0, high=1, panel=MORE
+        0.7,
+        "Share of an item's sequences of words, in runs of five or more, that makes it present.",
+        above=0,
+        high=1,
+        panel=MORE,
     )
-    near: float = option(0.25, "The same where it is present in other words.", above=0, high=1, panel=MORE)
-    controls_per_item: int = option(10, "Versions of each item and control.", low=2, high=1_000, panel=MORE)
+    near: float = option(
+        0.25,
+        "The same, in runs of any length, where it is present in other words.",
+        above=0,
+        high=1,
+        panel=MORE,
+    )
+    controls_per_item: int = option(6, "Versions of each item and control.", low=2, high=1_000, panel=MORE)
     lambda_ratio: float | None = option(
         None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1, panel=MORE
     )

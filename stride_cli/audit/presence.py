@@ -1,6 +1,6 @@
 """Find the document that holds each benchmark item: word for word, in part, or in other words.
 
-Two passes over the folded corpus (`folding`) for all items together:
+One pass over the folded corpus (`folding`) for all items together counts and keeps:
 
 1. in how many documents each three-word sequence of the items stands; identical documents count once;
 2. the documents that hold most of an item's sequences, weighted by rarity, df^-1/2. A sequence that many
@@ -20,10 +20,12 @@ from difflib import SequenceMatcher
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import pairwise
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from stride_cli.audit.folding import Vocabulary, folded, places
 
@@ -63,6 +65,7 @@ class Copy:
         longest: Words of the longest run.
         document: The document most like it; -1 for none.
         span: Of that document's decoded characters, from the first word in common to the last.
+        within: Where the item's sequences begin and end that are copied; shares of its words.
         like: The documents as like it: those with four fifths of its share.
         common: It is a short phrase that stands in many documents: it would tell nothing.
     """
@@ -74,6 +77,7 @@ class Copy:
     longest: int = 0
     document: int = -1
     span: tuple[int, int] = (0, 0)
+    within: tuple[float, float] = (0.0, 1.0)
     like: tuple[int, ...] = ()
     common: bool = False
 
@@ -104,7 +108,8 @@ def find_copies(
             item.compared(document, document_text(index, tokenizer, document)[0], options)
             for document in best[number]
         ]
-        copy = max(copies, key=_strength, default=Copy())
+        ranked = sorted(copies, key=lambda it: (not it.found, it.found == REWORDED, -it.share - it.loose))
+        copy = next(iter(ranked), Copy())
         if copy.found:
             least = 0.8 * (copy.share + copy.loose)
             like = tuple(each.document for each in copies if each.share + each.loose >= least)
@@ -113,11 +118,6 @@ def find_copies(
                 copy = replace(copy, found="", common=True)
         found.append(copy)
     return found
-
-
-def _strength(copy: Copy) -> tuple[bool, bool, float]:
-    """Order copies: those in the same words, then those in other words, then by what they share."""
-    return bool(copy.found), copy.found != REWORDED, copy.share + copy.loose
 
 
 def document_text(index: Index, tokenizer: Any, document: int) -> tuple[str, list[tuple[int, int]]]:
@@ -164,40 +164,40 @@ class _Grams:
         self.keys, place = np.unique(np.concatenate([[0], *keys]), return_inverse=True)
         parts = [place[a:b] for a, b in pairwise(np.cumsum([1, *map(len, keys)]))]
         self.sequences, self.words = parts[: len(items)], parts[len(items) :]
-        self.distinct = [np.unique(each) for each in self.sequences]
         self.frequency, self.documents = np.zeros(len(self.keys), np.int64), 0
 
     def likest(self, index: Index, tokenizer: Any, vocabulary: Vocabulary) -> list[list[int]]:
         """Weigh sequences by rarity, and choose the documents that hold most of each item, best first."""
-        # 1. in how many different documents each stands
-        seen: set[bytes] = set()
-        for _, texts in _corpus(index, tokenizer):
-            words = []
-            for text in texts:
-                digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
-                if digest not in seen:  # an identical document was counted
-                    seen.add(digest)
-                    words.append(vocabulary.of(text))
-            self.frequency += np.bincount(self._held(words)[1], minlength=len(self.keys))
-        self.documents = len(seen)
-        owners = np.repeat(np.arange(len(self.distinct)), [len(each) for each in self.distinct])
-        gram = np.concatenate([np.zeros(0, np.int64), *self.distinct])
-        shared = np.bincount(gram, minlength=len(self.keys))  # by so many items
-        owners, offsets = owners[np.argsort(gram, kind="stable")], np.cumsum(shared) - shared
-        self.weights = 1 / np.sqrt(np.maximum(np.maximum(self.frequency, shared), 1))
-        # 2. what each document holds of each item
-        least = np.array([_LEAST * self.weights[each].sum() for each in self.distinct])
-        best: list[list[tuple[float, int]]] = [[] for _ in least]
-        for first, texts in _corpus(index, tokenizer):
-            document, gram = self._held([vocabulary.of(text) for text in texts])
-            times = shared[gram]
-            each = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-            item = owners[np.repeat(offsets[gram], times) + each]
-            pair, place = np.unique(item * len(texts) + np.repeat(document, times), return_inverse=True)
-            score = np.bincount(place, np.repeat(self.weights[gram], times), len(pair))
-            for held in np.flatnonzero(score >= least[pair // len(texts)]).tolist():
-                own, number = divmod(int(pair[held]), len(texts))
-                best[own] = nsmallest(_TOP, [*best[own], (-score[held], first + number)])
+        owners = np.repeat(np.arange(len(self.sequences)), [len(each) for each in self.sequences])
+        gram = np.concatenate([np.zeros(0, np.int64), *self.sequences])
+        shape = len(self.sequences), len(self.keys)
+        of_items = csr_array((np.ones(len(gram)), (owners, gram)), shape) > 0
+        shared = of_items.sum(axis=0)  # by so many items
+        best: list[list[tuple[float, int]]] = [[] for _ in self.sequences]
+        seen: dict[bytes, int] = {}
+        with TemporaryFile() as file:  # what stands where: too much for memory where the corpus is large
+            # 1. in how many different documents each stands
+            blocks: list[tuple[int, int, int]] = []
+            for first, texts in _corpus(index, tokenizer):
+                document, gram = self._held([vocabulary.of(text) for text in texts])
+                digests = (blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
+                new = np.array([seen.setdefault(each, n) == n for n, each in enumerate(digests, first)])
+                self.frequency += np.bincount(gram[new[document]], minlength=len(self.keys))
+                held = np.stack([document, gram])[:, shared[gram] > 0].astype(np.int32)
+                held.tofile(file)
+                blocks.append((first, len(texts), held.shape[1]))
+            self.documents = len(seen)
+            self.weights = 1 / np.sqrt(np.maximum(np.maximum(self.frequency, shared), 1))
+            # 2. what each document holds of each item
+            weighted = (of_items * self.weights).T.tocsr()
+            least = _LEAST * weighted.sum(axis=0)
+            file.seek(0)
+            for first, count, size in blocks:
+                document, gram = np.fromfile(file, np.int32, 2 * size).reshape(2, -1)
+                share = (csr_array((np.ones(size), (document, gram)), (count, shape[1])) @ weighted).tocoo()
+                for at in np.flatnonzero(share.data >= least[share.col]).tolist():
+                    own, found = int(share.col[at]), (-float(share.data[at]), first + int(share.row[at]))
+                    best[own] = nsmallest(_TOP, [*best[own], found])
         return [[document for _, document in each] for each in best]
 
     def _held(self, words: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +249,7 @@ class _Item:
         loose = np.any(whole, axis=1)
         copied = np.any(whole & (total[n - 1 :] >= min(_RUN, length)), axis=1)
         held = np.any(total > 0, axis=1)
-        spans = places(text)
+        spans, rows = places(text), np.flatnonzero(copied if copied.any() else loose)
         return Copy(
             self._found(copied, loose, held, total, options),
             self._share(copied),
@@ -258,6 +258,7 @@ class _Item:
             int(total.max()),
             document,
             (spans[first + int(columns[0])][0], spans[first + int(columns[-1])][1]),
+            (float(rows[0]) / length, float(rows[-1] + n) / length),
         )
 
     def _found(
@@ -292,7 +293,10 @@ class _Item:
             return RESPONSE
         if cut >= _PART and whole(prompt, _ASKED):
             return PROMPT
-        if not cut and self._own_run(total):
+        # a run long enough, of sequences that few other documents and items have
+        begin, _ = np.unravel_index(int(total.argmax()), total.shape)
+        own = self.weights[begin : begin + int(total.max()) + 1 - min(_GRAM, length)] ** 2
+        if not cut and total.max() >= _PASSAGE and own.sum() >= _OWN:
             return PART
         # in other words: some of its sequences, its numbers, and some of its answer's sequences
         enough = self._share(loose) >= options.near and answered
@@ -321,19 +325,6 @@ class _Item:
         """Return the share of some words that are held, by rarity."""
         rarity = self.rarity[part]
         return float(held[part] @ rarity / rarity.sum())
-
-    def _own_run(self, total: np.ndarray) -> bool:
-        """Check for a run long enough whose sequences few other documents and items have."""
-        row, column = np.unravel_index(int(total.argmax()), total.shape)
-        length = int(total[row, column])
-        last = row
-        while last + 1 < len(total) and column + last + 1 - row < total.shape[1]:
-            if total[last + 1, column + last + 1 - row] != length:
-                break
-            last += 1
-        first = last - length + 1
-        own = self.weights[first : last + 2 - min(_GRAM, len(self.words))] ** 2
-        return length >= _PASSAGE and float(own.sum()) >= _OWN
 
 
 def _runs(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

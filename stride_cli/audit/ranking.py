@@ -28,19 +28,21 @@ _SOURCES = 100  # items without a copy of which versions are made, at most
 class Test:
     """Where N items stand among controls.
 
-    Attributes
-    ----------
-    kind : "file", "absent" or "made"
-    sources, count : texts that the controls come from, and the controls
-    p : (N,) float64        NaN where an item cannot be tested
-    power : (N,) float64    share of items whose loss was halved that would have p ≤ level
-    losses, before, others : (N,) float64    mean nats a token of the item as it was measured, by the model
-        and (or None) the one before its fine-tuning; of what it is compared with
+    Attributes:
+        kind: "file", "absent" or "made".
+        kinds: (N,) str; how the controls of each item are put, as of `controls.Held`; "": as items are.
+        sources: Texts that the controls come from.
+        count: (N,) int64; controls.
+        p: (N,) float64; NaN where an item cannot be tested.
+        power: (N,) float64; share of items whose loss was halved that would have p ≤ level.
+        losses, before, others: (N,) float64; mean nats a token of the item as it was measured, by the model
+            and (or None) the one before its fine-tuning; of what it is compared with.
     """
 
     kind: str
+    kinds: np.ndarray
     sources: int
-    count: int
+    count: np.ndarray
     p: np.ndarray
     power: np.ndarray
     losses: np.ndarray
@@ -52,36 +54,35 @@ def among_controls(
     session: Session,
     kind: str,
     items: Sequence[Sample],
-    parts: np.ndarray,
+    kinds: np.ndarray,
     controls: Mapping[str, Sequence[Sample]],
     options: AuditOptions,
 ) -> Test:
     """Rank items among texts without a copy.
 
-    Parameters
-    ----------
-    items : as `judge` measures them
-    parts : (N,) str      of copies, the part that the corpus holds; "" for items that are no copies
-    controls : texts for each part: a prompt is as steep as prompts are, not as whole items
+    Args:
+        items: as `judge` measures them
+        kinds: (N,) str, as of `controls.Held`; "" for items that are no copies
+        controls: texts of each kind: a prompt in upper case is as steep as those are, not as whole items
     """
     n, logs, whole = len(items), _Logs(session), controls[ITEM]
     own = logs.of([*items, *whole], "losses")
     losses, before = logs.raw
-    p = p_values(-own[:n], -own[n:])
+    p, count = p_values(-own[:n], -own[n:]), np.full(n, len(whole))
     strength = np.full(n, power(-own[n:], options.level, _SHIFT))
-    for part, texts in controls.items():
-        rows = np.flatnonzero(parts == part)
-        if not len(rows):
-            continue
-        theirs = own[n:] if part == ITEM else logs.of(texts, "losses")
+    others = np.full(n, losses[n:].mean() if len(whole) else np.nan)
+    for name in set(kinds) - {""}:
+        rows, texts, theirs = np.flatnonzero(kinds == name), controls[name], own[n:]
+        if name != ITEM:
+            theirs = logs.of(texts, "losses")
+            others[rows], count[rows] = logs.raw[0].mean(), len(texts)
         samples = [*(items[int(row)] for row in rows), *texts]
         known = np.concatenate([own[rows], theirs])
         steep = logs.steepness(samples, known, options.controls_per_item, 1).values
         p[rows] = p_values(steep[: len(rows)], steep[len(rows) :])
         strength[rows] = power(steep[len(rows) :], options.level, _SHIFT)
-    others = np.full(n, losses[n:].mean() if len(whole) else np.nan)
     before = None if before is None else before[:n]
-    return Test(kind, len(whole), len(whole), p, strength, losses[:n], before, others)
+    return Test(kind, kinds, len(whole), count, p, strength, losses[:n], before, others)
 
 
 def among_versions(
@@ -96,31 +97,27 @@ def among_versions(
     rows = np.concatenate([np.flatnonzero(exact), sources])
     steep = logs.steepness([items[int(row)] for row in rows], own[rows], options.controls_per_item, 1)
     further = logs.steepness(steep.versions, steep.logs, REFERENCES, 2)
-    enough = len(sources) >= FEWEST
-    usable = (steep.owner >= copies) | (not enough)
+    usable = (steep.owner >= copies) | (len(sources) < FEWEST)
     versions = _NATURAL * further.values
     p, others = np.full(n, np.nan), np.full(n, np.nan)
     known = np.bincount(steep.owner, minlength=len(rows)) > 0
     p[exact] = np.where(known, p_values(steep.values, versions[usable]), np.nan)[:copies]
-    others[rows] = steep.mean_losses()
+    others[rows] = steep.losses
     strength = np.full(n, power(versions[usable], options.level, _SHIFT))
-    count, texts = int(usable.sum()), len(np.unique(steep.owner[usable]))
-    return Test("made", texts, count, p, strength, losses, before, others)
+    count, texts = np.full(n, usable.sum()), len(np.unique(steep.owner[usable]))
+    kinds = np.where(exact, "versions", "")
+    return Test("made", kinds, texts, count, p, strength, losses, before, others)
 
 
 @dataclass(frozen=True)
 class _Steep:
-    """Steepness D of N samples; their versions, whose these are, and the versions' log losses and losses."""
+    """Steepness D of N samples, and mean losses of their versions; these, whose they are, and their logs."""
 
     values: np.ndarray
+    losses: np.ndarray
     versions: list[Sample]
     owner: np.ndarray
     logs: np.ndarray
-    losses: np.ndarray
-
-    def mean_losses(self) -> np.ndarray:
-        """Average the losses of each sample's versions, (N,); NaN for one without any."""
-        return _mean_by(self.owner, self.losses, len(self.values))
 
 
 class _Logs:
@@ -144,12 +141,7 @@ class _Logs:
         """Compute D of samples with log losses `own`; 0, nothing known, where no version could be made."""
         versions, owner = self.make.of(samples, count, step)
         found = self.of(versions, "losses of versions")
-        means = _mean_by(owner, found, len(samples))
-        return _Steep(np.nan_to_num(means - own), versions, owner, found, self.raw[0])
-
-
-def _mean_by(owner: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Average the values of each owner, (count,); NaN for one without any."""
-    sizes = np.bincount(owner, minlength=count)
-    sums = np.bincount(owner, weights=values, minlength=count)
-    return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan)
+        sizes = np.bincount(owner, minlength=len(samples))
+        sizes = np.where(sizes, sizes, np.nan)  # nothing is known of a sample without versions
+        means, losses = (np.bincount(owner, each, len(samples)) / sizes for each in (found, self.raw[0]))
+        return _Steep(np.nan_to_num(means - own), losses, versions, owner, found)

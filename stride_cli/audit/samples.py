@@ -29,11 +29,9 @@ _WHERE = re.compile(r"(.*?):(\d+): ", re.DOTALL)  # how errors of a corpus begin
 class Sample:
     """One text whose loss and influences are measured.
 
-    Attributes
-    ----------
-    document : Document
-    ids : list of (T,) int64          as the index cuts a document: one row a chunk
-    weights : list of (T,) float32    1 where a token is scored: all of a text, the response of a prompt
+    Attributes:
+        ids: Rows of (T,) int64, as the index cuts a document: one a chunk.
+        weights: Rows of (T,) float32, 1 where a token is scored: all of a text, the response of a prompt.
     """
 
     document: Document
@@ -64,9 +62,7 @@ class _Rejecting(ReadLog):
 def read_documents_of(source: str, options: ReadOptions, rejected: Rejected | None = None) -> list[Document]:
     """Read all documents of one file into memory; CorpusError as from `read_documents`.
 
-    Parameters
-    ----------
-    rejected : callable, optional      takes a bad record's error, file, line and id; else as options say
+    `rejected` takes a bad record's error, file, line and id; without it, as the options say.
     """
     from stride_cli.corpus.readers import read_documents
 
@@ -86,10 +82,9 @@ def tokenize_samples(
 
     `form` is the corpus's, as of queries (`form_of`).
 
-    Raises
-    ------
-    QueryError      no token of a document is scored; names it. `rejected` takes it instead, and there is no
-                    sample of that document
+    Raises:
+        QueryError: No token of a document is scored; names it. `rejected` takes it instead, and there is no
+            sample of that document.
     """
     cutter = DocumentTokenizer(tokenizer, block_size=block_size, form=form)
     samples = []
@@ -127,14 +122,12 @@ def parts_of(document: Document) -> list[str]:
 def copy_sample(workspace: Workspace, item: Document, number: int, span: tuple[int, int]) -> Sample:
     """Take an item as the corpus holds it: the very tokens and mask that training saw.
 
-    Parameters
-    ----------
-    number : the document that holds it
-    span : characters of its decoded tokens, as of `presence.Copy`; the tokens before are read, not scored
+    Args:
+        number: the document that holds it
+        span: characters of its decoded tokens, as of `presence.Copy`; the tokens before are read, not scored
 
-    Returns
-    -------
-    Sample; where training scored none of these tokens, all of them are scored
+    Returns:
+        Sample; where training scored none of these tokens, all of them are scored
     """
     _, spans = document_text(workspace.index, workspace.model.tokenizer, number)
     inside = np.array([begin < span[1] and span[0] < end for begin, end in spans], np.float32)

@@ -15,10 +15,9 @@ _COLUMNS = 64  # of a table's row
 def thumbnail(values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float) -> str:
     """Draw one input as a ``data:`` address of a picture; empty where it is neither an image nor a row.
 
-    Parameters
-    ----------
-    values : (H, W), (C, H, W) or (H, W, C) with one or three channels: an image; (F,): a row of a table
-    low, high : of an image, the values that are black and white; of a row, (F,): each column's range
+    Args:
+        values: (H, W), (C, H, W) or (H, W, C) with one or three channels: an image; (F,): a row of a table
+        low, high: of an image, the values that are black and white; of a row, (F,): each column's range
     """
     values = np.asarray(values, np.float64)
     if values.ndim == 1:

@@ -7,9 +7,7 @@ from typing import Annotated, Literal, TypedDict
 
 class PresenceRecord(TypedDict):
     found: Annotated[
-        str,
-        'what a document holds of it: "item", "prompt" or "response" alone, a "part" of a text, the item in '
-        '"other words"; empty: nothing',
+        str, 'what a document holds: "item", "prompt", "response", a "part", it in "other words", or nothing'
     ]
     share: Annotated[
         float, "share of its three-word sequences by rarity, in runs of five words or more of one document"
@@ -45,6 +43,7 @@ class EffectRecord(TypedDict):
 
 class ControlsRecord(TypedDict):
     kind: Annotated[str, '"file", "absent" (items without a copy) or "made" (versions of items)']
+    like: Annotated[str, 'as what they are put: "item", "prompt, upper case", …; empty: as they are']
     count: Annotated[int, "controls that the item was ranked among"]
     sources: Annotated[int, "texts that these come from; below 20 nothing is decided"]
     power: Annotated[float, "share of items that would have p ≤ level, had learning halved their loss"]

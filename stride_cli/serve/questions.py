@@ -27,16 +27,15 @@ _KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: 
 class Question:
     """A request that asks.
 
-    Attributes
-    ----------
-    index : str or None        name of an index; None: the only one
-    prompts : of "prompt" and perhaps "response", "span" and "instead"; or the error of one that cannot be
-        asked
-    ids : of each, where it gave one
-    many : bool                 "prompts" was given, so that the answer is JSON Lines
-    options : QueryOptions
-    explain : bool              an explanation with the record
-    rest : what else a request of its kind may hold
+    Attributes:
+        index: str or None        name of an index; None: the only one
+        prompts: of "prompt" and perhaps "response", "span" and "instead"; or the error of one that cannot be
+            asked
+        ids: of each, where it gave one
+        many: bool                 "prompts" was given, so that the answer is JSON Lines
+        options: QueryOptions
+        explain: bool              an explanation with the record
+        rest: what else a request of its kind may hold
     """
 
     index: str | None
@@ -60,9 +59,8 @@ class Question:
 def parse_json(body: bytes) -> dict[str, Any]:
     """Read a body, an object in JSON.
 
-    Raises
-    ------
-    UsageError      it is no JSON, or JSON of something else
+    Raises:
+        UsageError      it is no JSON, or JSON of something else
     """
     try:
         found = json.loads(body.decode(), parse_constant=refuse_constant)
@@ -83,15 +81,13 @@ def parse_question(
 ) -> Question:
     """Read a question from a request's object.
 
-    Parameters
-    ----------
-    defaults : QueryOptions      of options that the request does not give
-    also : keys that this request may have beside those of a question; they are in `rest` as they came
+    Args:
+        defaults: QueryOptions      of options that the request does not give
+        also: keys that this request may have beside those of a question; they are in `rest` as they came
 
-    Raises
-    ------
-    UsageError      a key that there is not, or a value that cannot be
-    QueryError      there is no prompt
+    Raises:
+        UsageError      a key that there is not, or a value that cannot be
+        QueryError      there is no prompt
     """
     known = [*PROMPT_TEXTS, "id", "index", "prompts", "explain", *OPTIONS, *also]
     for key in body:

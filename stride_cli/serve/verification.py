@@ -30,11 +30,10 @@ Wanted = tuple["WorkspacePath", HitQuestion, QueryOptions, HitOptions]  # as `ve
 class Verification:
     """One job, from its begin on.
 
-    Attributes
-    ----------
-    name : str
-    state : "running", "done", "failed" or "cancelled"
-    result : a ``stride.verify_hit/1``, or a ``stride.error/1``; None as long as there is neither
+    Attributes:
+        name: str
+        state: "running", "done", "failed" or "cancelled"
+        result: a ``stride.verify_hit/1``, or a ``stride.error/1``; None as long as there is neither
     """
 
     def __init__(self, name: str, wanted: Wanted, told: Path) -> None:

@@ -50,9 +50,8 @@ class Worker:
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Run a function.
 
-        Raises
-        ------
-        Refusal      too many requests wait already, or the server is ending
+        Raises:
+            Refusal      too many requests wait already, or the server is ending
         """
         if self._closed.is_set():
             raise Refusal(503, "the server is ending", fix="start it again: stride serve")

@@ -11,7 +11,6 @@ from scipy.stats import false_discovery_control, kstest, rankdata
 from stride_cli.audit.calibration import (
     benjamini_hochberg,
     fewest_together,
-    grouped_q_values,
     p_values,
     power,
 )
@@ -68,15 +67,6 @@ def test_false_discoveries_stay_under_the_rate(learnt: int) -> None:
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_q_as_scipy(p: list[float]) -> None:
     np.testing.assert_allclose(benjamini_hochberg(np.array(p)), false_discovery_control(p), atol=1e-12)
-
-
-def test_groups_do_not_pay_for_each_other() -> None:
-    p = np.array([0.01, 0.02, *np.linspace(0.03, 1, 98)])
-    few = np.arange(100) < 2
-    q = grouped_q_values(p, few)
-    np.testing.assert_allclose(q[few], benjamini_hochberg(p[few]))
-    np.testing.assert_allclose(q[~few], benjamini_hochberg(p[~few]))
-    assert q[:2].max() < 0.05 < benjamini_hochberg(p).min()
 
 
 @settings(deadline=None, max_examples=50)

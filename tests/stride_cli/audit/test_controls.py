@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stride_cli.audit.controls import Versions
+from stride_cli.audit.controls import Held, Versions
+from stride_cli.audit.folding import Setting
 from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document
 from stride_cli.models.language.bpe import train_bpe
@@ -78,3 +79,14 @@ def test_a_version_ends_where_the_context_does(tokenizer: Any) -> None:
     longest = len(one.ids[0])
     made, _ = Versions(tokenizer, longest, 0).of([one], 40, 1)
     assert max(len(each.ids[0]) for each in made) == longest
+
+
+@pytest.mark.parametrize("case", ["upper", "lower", "title"])
+@pytest.mark.parametrize("space", [" ", "\u00a0"])
+def test_controls_are_put_as_the_copy(case: str, space: str) -> None:
+    setting, other = Setting(case, True, space), Document(id="b", text="Who is it? It is Tom.")
+    assert Setting.of(setting.put(PROBLEM)) == setting and Setting.of(PROBLEM) == Setting()
+    made = Held("response", setting, 0.6).put(other, 0.6)
+    assert made is not None and made.text == setting.put("It is Tom.")
+    made = Held("item", None, 0.6).put(other, 0.6)
+    assert made is not None and (made.prompt, made.response) == ("Who is it?", "It is Tom.")

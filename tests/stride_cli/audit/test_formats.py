@@ -31,7 +31,7 @@ def finding(verdict: str = LEAKED, **changed: Any) -> Finding:
         "differences": [["a", NASTY], ["case", ""]],
     }
     effect: Any = {"loss": 1.0, "base_loss": None, "control_loss": -0.5, "influence_share": 0.1}
-    controls: Any = {"kind": "file", "count": 30, "sources": 30, "power": 0.9, "together": 2}
+    controls: Any = {"kind": "file", "like": "item", "count": 30, "sources": 30, "power": 0.9, "together": 2}
     document = Document(NASTY, text="a b c <b>text</b>", line=1)
     return replace(Finding(document, verdict, "", 0.01, 0.02, presence, effect, controls), **changed)
 

@@ -132,6 +132,7 @@ def test_a_copy_in_other_case_is_scored_as_the_corpus_has_it(tmp_path: Path) -> 
     found = audit(opened(tmp_path, OWN | copies), documents(range(60)))
     assert [finding.verdict for finding in found] == [LEAKED] * 6 + [NOTHING] * 54
     assert found[0].presence["differences"] == [["case", ""]]
+    assert found[0].controls["like"] == "item, upper case"
     assert found[0].effect["loss"] < 0.5 * found[0].effect["control_loss"]
 
 
@@ -186,7 +187,7 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
 def test_verdicts(found: str, test: dict, q: float, verdict: str, reason: str) -> None:
     copy = Copy("" if found == "common" else found, common=found == "common")
     known = {"kind": "absent", "sources": 40, "count": 40, "p": 0.3, "power": 0.9} | test
-    known |= {name: np.array([known[name]]) for name in ("p", "power")}
-    ranks = Ranks(**known, losses=np.ones(1), before=None, others=np.ones(1))
+    known |= {name: np.array([known[name]]) for name in ("p", "power", "count")}
+    ranks = Ranks(**known, kinds=np.array(["item"]), losses=np.ones(1), before=None, others=np.ones(1))
     said = _verdict(copy, ranks, 0, q, 0.05)
     assert said[0] == verdict and reason in said[1] and bool(reason) == bool(said[1])
