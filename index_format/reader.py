@@ -72,6 +72,9 @@ class Index:
         self.n_documents = group.arrays["corpus/document_offsets"].shape[0] - 1
         self.n_tokens = group.arrays["corpus/tokens"].shape[0]
 
+    def __repr__(self) -> str:
+        return f"Index({str(self.path)!r}, {self.n_documents:,} documents, {self.n_chunks:,} chunks)"
+
     @classmethod
     def open(cls, path: Given, *, progress: Progress | None = None) -> Index:
         """Open the index at `path`: a directory; or a zip file or a URL, which is fetched to the cache first.
@@ -261,9 +264,7 @@ class Index:
         """
         fingerprints = self.attributes["fingerprints"]
         if kind not in fingerprints:
-            raise ValueError(
-                f"the index has fingerprints of {', '.join(sorted(fingerprints))}, not of {kind!r}"
-            )
+            raise ValueError(f"the index has no fingerprint of {kind!r}")
         expected = fingerprints[kind]
         if found != expected:
             raise IndexMismatch(

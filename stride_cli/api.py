@@ -1,6 +1,8 @@
 """Python interface: six verbs in the order of use, `build`, `train`, `open`, `query`, `audit`, `verify_hit`.
 
-`prepare` does the first three at once, and `demo_corpus` has a corpus to try them on.
+Each takes the path of an index, or what is open: a `Session`, an `Index`. `prepare` does the first three at
+once, and `demo_corpus` has a corpus to try them on. Notes go to the logger "stride"; `quiet` hides these and
+progress. Errors are `StrideError` and `IndexFormatError`, and say what to do (``fix``).
 
 The code behind them, in the order in which a document and a prompt pass through it: ``corpus/build`` →
 ``corpus/chunking`` → ``index_format/design`` → ``index_format/writer`` → ``models/protocol`` →
@@ -15,65 +17,80 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from index_format.location import locate
+from index_format.errors import IndexFormatError, IndexMismatch, IndexNotFound
+from index_format.location import RemotePath, locate
+from index_format.reader import Index
 from stride_cli.attribution.answer import Answer
-from stride_cli.attribution.options import QueryOptions, SharingOptions
+from stride_cli.attribution.options import CalibrationOptions, QueryOptions, SharingOptions
 from stride_cli.attribution.prepare import prepare
 from stride_cli.attribution.session import Session
+from stride_cli.audit.options import AuditOptions
 from stride_cli.corpus.options import BuildOptions
+from stride_cli.corpus.readers import ReadOptions
 from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.demo.demo_model import demo_corpus, prepare_demo
+from stride_cli.errors import CorpusError, ModelError, QueryError, StrideError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.options import ClosedOptions, FitRunOptions, SgdOptions, TrainOptions
+from stride_cli.output import quiet
 from stride_cli.permissions import Permissions
+from stride_cli.prove.options import HitOptions, HitQuestion
+from stride_cli.recovery.ranking import Hit
 from stride_cli.training.index_build import build_index, build_index_of_run
-from stride_cli.training.index_fit import fit_index as train
+from stride_cli.training.index_fit import fit_index
 
 if TYPE_CHECKING:
-    from index_format.location import RemotePath
     from stride_cli.attribution.nats import CalibrationRecord
-    from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.audit.judge import Finding
-    from stride_cli.audit.options import AuditOptions
     from stride_cli.data.queries import Query
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.prove.options import HitOptions
+    from stride_cli.models.spec import GivenModel
+    from stride_cli.schema.train_records import TrainRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
 
+Where = str | Path | RemotePath | WorkspacePath | Index | Session
+# fmt: off
 __all__ = [
-    "Answer",
-    "BuildOptions",
-    "ClosedOptions",
-    "FitRunOptions",
-    "ModelSpec",
-    "Permissions",
-    "QueryOptions",
-    "Session",
-    "SgdOptions",
-    "SharingOptions",
-    "TrainOptions",
-    "WorkspacePath",
-    "as_query",
-    "audit",
-    "build",
-    "build_index",
-    "build_index_of_run",
-    "calibrate",
-    "demo_corpus",
-    "open",
-    "open_model",
-    "prepare",
-    "prepare_demo",
-    "query",
-    "train",
-    "verify_hit",
+    "Answer", "AuditOptions", "BuildOptions", "CalibrationOptions", "ClosedOptions", "CorpusError",
+    "FitRunOptions", "Hit", "HitOptions", "IndexFormatError", "IndexMismatch", "IndexNotFound", "ModelError",
+    "ModelSpec", "Permissions", "QueryError", "QueryOptions", "ReadOptions", "Session", "SgdOptions",
+    "SharingOptions", "StrideError", "TrainOptions", "UsageError", "WorkspacePath", "as_query", "audit",
+    "build", "build_index", "build_index_of_run", "calibrate", "demo_corpus", "fit_index", "open",
+    "open_model", "prepare", "prepare_demo", "query", "quiet", "train", "verify_hit",
 ]
+# fmt: on
 
 build = build_index
 
 
-def open(where: str | Path | RemotePath | WorkspacePath, *, recalibrate: bool = False) -> Session:
+def train(
+    where: Where,
+    options: TrainOptions | None = None,
+    *,
+    model: AttributableModel | GivenModel | None = None,
+    overwrite: bool = False,
+    run: FitRunOptions | None = None,
+    calibration: CalibrationOptions | None = CalibrationOptions(),
+) -> TrainRecord:
+    """Fit the operators of an index, then calibrate its verdicts; interrupted, the same call goes on.
+
+    Parameters
+    ----------
+    options, model, overwrite, run, and what is raised : see `fit_index`
+    calibration : of language models fitted in closed form; None: answers have no verdict
+    """
+    place = as_place(where)
+    named = model or (where.model if isinstance(where, Session) else place.model)
+    fitted = fit_index(place.index, options, model=named, overwrite=overwrite, run=run)
+    if calibration is not None and fitted["fit"] == "closed":
+        session = Session.open(place.index, model=named)
+        if not session.model.classes:
+            session.calibrate(calibration)
+    return fitted
+
+
+def open(where: Where, *, recalibrate: bool = False) -> Session:
     """Open an index, with its model and operators, for queries.
 
     Parameters
@@ -81,33 +98,27 @@ def open(where: str | Path | RemotePath | WorkspacePath, *, recalibrate: bool = 
     where : path or URL of the index, or a `WorkspacePath` that names the model too
     recalibrate, and what is raised : see `Session.open`
     """
+    if isinstance(where, Session):
+        return where
     place = as_place(where)
     return Session.open(place.index, model=place.model, recalibrate=recalibrate)
 
 
-def query(
-    where: str | Path | RemotePath | WorkspacePath,
-    prompt: str | Query,
-    options: QueryOptions | None = None,
-    **given: Any,
-) -> Answer:
+def query(where: Where, prompt: str | Query, options: QueryOptions | None = None, **given: Any) -> Answer:
     """Rank the training documents behind one response; of several prompts, `open` the index once.
 
-    Parameters
-    ----------
-    where : as of `open`
-    prompt, options, given, and what is raised : see `Session.query`
+    `prompt`, `options`, what is `given`, and what is raised: see `Session.query`.
     """
     return open(where).query(prompt, options, **given)
 
 
-def calibrate(session: Session, options: CalibrationOptions | None = None) -> CalibrationRecord:
+def calibrate(where: Where, options: CalibrationOptions | None = None) -> CalibrationRecord:
     """Ask prompts about which no corpus says anything: see `Session.calibrate`."""
-    return session.calibrate(options)
+    return open(where, recalibrate=True).calibrate(options)
 
 
 def audit(
-    session: Session,
+    where: Where,
     benchmark: str | Path,
     *,
     controls: str | Path | None = None,
@@ -115,29 +126,19 @@ def audit(
 ) -> list[Finding]:
     """Judge which items of a benchmark are in the corpus, and which of them the model has learnt from it.
 
-    Parameters
-    ----------
-    benchmark, controls : files of items, as corpora are; None: controls as the options say
-    options : AuditOptions
-
-    Returns
-    -------
-    list of Finding, in the order of the items; ``to_record()`` gives a ``stride.audit/1``
-
-    Raises
-    ------
-    CorpusError, UsageError
+    `benchmark` and `controls` are files of items, as corpora are; without controls it is as the options say.
+    Returns a Finding for each item, in order, whose ``to_record()`` is a ``stride.audit/2``.
     """
     from stride_cli.audit.judge import audit_files
-    from stride_cli.audit.options import AuditOptions
-    from stride_cli.corpus.readers import ReadOptions
 
     against = None if controls is None else str(controls)
-    return audit_files(lambda: session, str(benchmark), against, options or AuditOptions(), ReadOptions())[1]
+    return audit_files(
+        lambda: open(where), str(benchmark), against, options or AuditOptions(), ReadOptions()
+    )[1]
 
 
 def verify_hit(
-    where: str | Path | RemotePath | WorkspacePath,
+    where: Where,
     prompt: str | Query | Sequence[Mapping[str, Any]],
     options: QueryOptions | None = None,
     check: HitOptions | None = None,
@@ -145,7 +146,6 @@ def verify_hit(
     response: str | None = None,
     span: str | None = None,
     documents: Sequence[str] | None = None,
-    model: AttributableModel | None = None,
 ) -> VerifyHitRecord:
     """Retrain without a query's top documents, and without as many random ones, to see if its loss rises.
 
@@ -153,14 +153,12 @@ def verify_hit(
 
     Parameters
     ----------
-    where : as of `open`
     prompt, response, span : see `Session.query`; or the `Answer.query` of an answer; or prompts with what
         belongs to them, ``{"prompt", "response", "instead"}``, of several as of `Session.query_pooled`: the
         mean of their losses. With ``instead``, it is the log-odds of the token in which the two part
     options : QueryOptions       its `top` says how many documents
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
-    model : AttributableModel, optional    else loaded
 
     Returns
     -------
@@ -173,12 +171,19 @@ def verify_hit(
     ModelError      the model has no recipe, and no command is given
     """
     from stride_cli.prove.hit_record import verify_hit as verify
-    from stride_cli.prove.options import HitOptions, HitQuestion
 
-    question = HitQuestion(prompt, response, span, documents)
-    return verify(as_place(where), question, options or QueryOptions(), check or HitOptions(), model=model)
+    question, place = HitQuestion(prompt, response, span, documents), as_place(where)
+    model = where.model if isinstance(where, Session) else None
+    return verify(place, question, options or QueryOptions(), check or HitOptions(), model=model)
 
 
-def as_place(where: str | Path | RemotePath | WorkspacePath) -> WorkspacePath:
-    """Name the workspace of an index by its path; a `WorkspacePath` stays as it is."""
-    return where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
+def as_place(where: Where) -> WorkspacePath:
+    """Name the workspace of an index; a UsageError where it is none of what `Where` names."""
+    if isinstance(where, WorkspacePath):
+        return where
+    opened = where.index if isinstance(where, Session) else where
+    path = opened.path if isinstance(opened, Index) else opened
+    if not isinstance(path, str | Path | RemotePath):
+        found = type(where).__name__
+        raise UsageError(f"an index is {found} (expected its path, or a Session)", fix='open("run.stride")')
+    return WorkspacePath(locate(path))

@@ -60,12 +60,6 @@ def shortened(name: str, length: int = 20) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def power_of_ten(power: int) -> str:
-    """``10⁻³``, in characters that do not break over a line."""
-    digits = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{digits}"
-
-
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a name that is not UTF-8

@@ -49,11 +49,8 @@ class HubAddress:
     def __str__(self) -> str:
         asked = "&".join(f"{key}={getattr(self, key)}" for key in _SPLIT_KEYS if getattr(self, key))
         revision = f"@{self.revision}" if self.revision else ""
-        return (
-            f"{HUB}datasets/{self.repository}{revision}"
-            + (f"/{self.path}" if self.path else "")
-            + (f"?{asked}" if asked else "")
-        )
+        path, question = self.path and f"/{self.path}", asked and f"?{asked}"
+        return f"{HUB}datasets/{self.repository}{revision}{path}{question}"
 
 
 def split_and_config(query: str, given: str) -> dict[str, str]:

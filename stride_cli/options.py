@@ -13,6 +13,8 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -111,7 +113,8 @@ class Entry:
         called : what the option is called where the value comes from; default: its flag
         remedy : default: to try the flag with another value
         """
-        if value is None or self._allowed(value):
+        wanted = {int, float} & {*self.kinds} and not {str, Path, list} & {*self.kinds}
+        if value is None or (self._allowed(value) and (not wanted or isinstance(value, Real))):
             return
         free = isinstance(value, str) and not self.about.choices
         raise UsageError(
@@ -211,7 +214,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, entry in entries(type(self)).items():
-            entry.check(getattr(self, name))
+            called, remedy = f"{type(self).__name__}.{name}", f"try {name}={entry.example!r}"
+            entry.check(getattr(self, name), called, remedy)
 
 
 def own(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:

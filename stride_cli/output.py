@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -49,9 +50,9 @@ def _nothing(number: int, mode: str) -> Any:
     return open(number, mode, encoding="utf-8", closefd=False)
 
 
-def wants_json(flag: bool) -> bool:
-    """True where JSON Lines are asked for with --json, or stdout is no terminal."""
-    return flag or not sys.stdout.isatty()
+def wants_json(flag: bool | None) -> bool:
+    """True where JSON Lines are asked for with --json, or stdout is no terminal and --text is not given."""
+    return not sys.stdout.isatty() if flag is None else flag
 
 
 def to_json(record: Mapping[str, Any]) -> str:
@@ -67,9 +68,28 @@ def emit(record: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+class _Notes(logging.Handler):
+    """Shows notes on stderr, whatever that is by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(record.getMessage()), file=sys.stderr, flush=True)
+
+
+_LOGGER = logging.getLogger("stride")
+_LOGGER.addHandler(_Notes())
+_LOGGER.propagate = False
+_LOGGER.setLevel(logging.INFO)
+
+
 def note(text: str) -> None:
-    """Say something to the person at the terminal (stderr)."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Say something to the person at the terminal (stderr), by the logger "stride"."""
+    _LOGGER.log(logging.WARNING if text.startswith("warning") else logging.INFO, "%s", text)
+
+
+def quiet(on: bool = True) -> None:
+    """Show neither progress nor notes but for warnings; with False, show them again."""
+    _LOGGER.setLevel(logging.WARNING if on else logging.INFO)
+    os.environ["STRIDE_NO_PROGRESS"] = "1" if on else ""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -215,9 +235,8 @@ def _finite(value: Any) -> Any:
 
 def duration(seconds: float) -> str:
     """A time that is roughly known, in words: "about 40 seconds", "about 3 hours"."""
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= 1.5 * size or size == 1:
-            count = max(1, round(seconds / size))
-            count = count if count < 10 else round(count, -1)
-            return f"about {count} {unit}{'s' * (count != 1)}"
-    raise AssertionError
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+    size, unit = next(each for each in units if seconds >= 1.5 * each[0] or each[0] == 1)
+    count = max(1, round(seconds / size))
+    count = count if count < 10 else round(count, -1)
+    return f"about {count} {unit}{'s' * (count != 1)}"

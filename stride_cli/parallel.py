@@ -42,7 +42,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import StrideError, UsageError, first_line, out_of_memory, require_extra
+from stride_cli.errors import StrideError, first_line, out_of_memory, require_extra
 from stride_cli.output import note
 
 Opened = TypeVar("Opened")
@@ -183,10 +183,8 @@ def close_all() -> None:
 
 
 def check_engine(name: str) -> None:
-    """UsageError for an unknown engine, MissingExtraError for "ray" without its package."""
-    if name not in ("local", "ray"):
-        raise UsageError(f"--engine {name} is unknown", fix="one of local, ray")
-    if name == "ray":
+    """MissingExtraError for "ray" without its package."""
+    if name != "local":
         try:
             import ray  # noqa: F401
         except ImportError:

@@ -31,13 +31,7 @@ class Permissions(Options):
 
 
 def name_code(source: str, where: str | Path) -> None:
-    """Trust a file that the user has named to be run, from now on, on this machine.
-
-    Parameters
-    ----------
-    source : its text
-    where : its path, for messages
-    """
+    """Trust the text of a file that the user has named to be run, from now on, on this machine."""
     remember("code", _digest(source), str(Path(where).absolute()))
 
 
@@ -47,17 +41,7 @@ def may_run(source: str, permissions: Permissions) -> bool:
 
 
 def require_trust(source: str, where: str | Path, permissions: Permissions) -> None:
-    """Refuse to run code that came from elsewhere.
-
-    Parameters
-    ----------
-    source : its text
-    where : its place, for messages
-
-    Raises
-    ------
-    ModelError
-    """
+    """Refuse to run the text of a file that came from elsewhere: a ModelError says where it is."""
     if not may_run(source, permissions):
         raise ModelError(
             f"{where} is Python code, and no model was trained with it on this machine "

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from stride_cli.attribution.frames import frame, html_table, share_text
 from stride_cli.attribution.nats import Nats
 from stride_cli.attribution.verdict import Verdict
+from stride_cli.characters import one_line, shortened
 from stride_cli.recovery.ranking import Hit
 from stride_cli.recovery.recall import Recall
 from stride_cli.schema.answer_records import (
@@ -74,7 +76,7 @@ class ComparisonRecord:
     other_probability: float = key("of `other_token`, by the model, 0 … 1")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Answer:
     """Ranked documents for one query, with the certificate of the recovery.
 
@@ -316,14 +318,15 @@ class Answer:
         ------
         MissingExtraError       pandas is not installed (extra "frames")
         """
-        from stride_cli.attribution.frames import frame
-
         return frame(self.to_record())
+
+    def __repr__(self) -> str:
+        said = one_line(shortened(f"{self.query.prompt}{self.query.response}", 200))
+        strongest = ", ".join(f"{hit.name} {share_text(hit.share)}" for hit in self.hits[:3])
+        return f"{said}\nverdict: {self.word}\ndocuments: {strongest or 'none'}"
 
     def _repr_html_(self) -> str:
         """Render the answer for a notebook: the verdict, the response and its documents."""
-        from stride_cli.attribution.frames import html_table
-
         return html_table(self.to_record())
 
 

@@ -64,7 +64,7 @@ class _Asked:
     solution: Solution | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Session:
     """An index, its operators and its model, loaded once for many queries."""
 
@@ -123,6 +123,9 @@ class Session:
         with index.understanding("operators"):
             opened._try_out()
         return opened
+
+    def __repr__(self) -> str:
+        return f"Session({self.index!r}, model {self.model.name!r})"
 
     @cached_property
     def never_trained(self) -> frozenset[int] | None:

@@ -19,7 +19,7 @@ from stride_cli import __version__, errors, interrupts
 from stride_cli.characters import printable
 from stride_cli.commands.failures import as_known, render_error
 from stride_cli.commands.panels import ASK, BUILD, CHECK, RESEARCH, CommandLine
-from stride_cli.output import settle_streams
+from stride_cli.output import quiet, settle_streams
 from stride_cli.startup import own_process, share_cores
 
 # typer has a parser of its own, or click's, and does not name the class of its errors
@@ -143,7 +143,12 @@ def _root(
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quietly: Annotated[
+        bool, typer.Option("-q", "--quiet", help="No progress, no notes but warnings.")
+    ] = False,
 ) -> None:
+    if quietly:
+        quiet()
     if debug:
         os.environ["STRIDE_DEBUG"] = "1"
 

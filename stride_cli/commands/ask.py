@@ -69,7 +69,7 @@ def ask(
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Held,
     reading: Reading,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Ask which documents of a corpus made a model say something, and build first what that takes.
 

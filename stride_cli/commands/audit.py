@@ -50,7 +50,7 @@ def audit(
     wanted: Annotated[FindingsOptions, Flags(FindingsOptions)],
     options: Annotated[AuditOptions, Flags(AuditOptions)],
     where: Asked,
-    json: Json = False,
+    json: Json = None,
     reading: Annotated[ReadOptions, Flags(*READING, leave_out=("on_bad",))],
     bad_input: Annotated[InputOptions, Flags(InputOptions)],
     sharing: Annotated[SharingOptions, Flags(SharingOptions)],
@@ -108,7 +108,7 @@ def audit(
         raise typer.Exit(EXIT_FOUND)
 
 
-def _write(findings: list, format: str | None, json: bool, benchmark: str, index: Index) -> None:
+def _write(findings: list, format: str | None, json: bool | None, benchmark: str, index: Index) -> None:
     import sys
 
     from stride_cli.audit.formats import to_csv, to_sarif

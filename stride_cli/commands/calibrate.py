@@ -20,7 +20,7 @@ Examples:
 
 @with_flags
 def calibrate(
-    *, options: Annotated[CalibrationOptions, Flags(CalibrationOptions)], where: Asked, json: Json = False
+    *, options: Annotated[CalibrationOptions, Flags(CalibrationOptions)], where: Asked, json: Json = None
 ) -> None:
     """Ask prompts about which no corpus says anything, so that answers can be told from theirs.
 

@@ -20,7 +20,7 @@ def _group() -> None:
 
 
 @app.command(short_help="Every setting, its value and where it comes from.", epilog=EXAMPLE)
-def show(json: Json = False) -> None:
+def show(json: Json = None) -> None:
     """Every setting, its value, and where the value comes from; and where compiled kernels are kept.
 
     Kernels can be kept elsewhere (NUMBA_CACHE_DIR), and their directory can be removed at any time: they are

@@ -28,7 +28,7 @@ def demo(
     train: Annotated[
         bool, typer.Option("--train", help="Train its model here, instead of taking the one that is there.")
     ] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Index an embedded encyclopaedia and ask a small model which documents taught it its answers.
 

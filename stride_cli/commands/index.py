@@ -95,7 +95,7 @@ def build(
     out: _Out = Path("run.stride"),
     options: Annotated[BuildOptions, Flags(BuildOptions)],
     trust_code: Annotated[bool, flag_of(entries(Permissions)["trust_code"], _TRUST)] = False,
-    json: Json = False,
+    json: Json = None,
     reading: Reading,
 ) -> None:
     """Build an index: chunk a corpus with the model's tokenizer and draw its subsets.
@@ -136,7 +136,7 @@ def append(
     *,
     index: IndexPath = None,
     model: ModelPath = None,
-    json: Json = False,
+    json: Json = None,
     reading: Reading,
 ) -> None:
     """Add documents to an index; what is in it stays as it is, and so do its subsets' members.
@@ -176,7 +176,7 @@ def merge(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
     ] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Join indexes that were built apart: the same as an index built of their corpora, one after the other.
 
@@ -205,7 +205,7 @@ def plan(
     *,
     model: Annotated[str | None, NewModel] = None,
     options: Annotated[PlanOptions, Flags(PlanOptions, first=("chunks",))],
-    json: Json = False,
+    json: Json = None,
     reading: Reading,
 ) -> None:
     """Plan an index before building it: K, d, bytes, memory, coverage, chunks that cannot be told apart.
@@ -221,7 +221,7 @@ def plan(
     short_help="What an index holds, and what it was built from.",
     epilog=example("stride index info run.stride"),
 )
-def info(index: _Index = None, json: Json = False) -> None:
+def info(index: _Index = None, json: Json = None) -> None:
     """Show what an index holds, and what it was built from."""
     from stride_cli.corpus.summary import describe
     from stride_cli.data.workspace import open_index
@@ -234,7 +234,7 @@ def info(index: _Index = None, json: Json = False) -> None:
     short_help="Compare every byte of an index with its manifest.",
     epilog=example("stride index verify run.stride"),
 )
-def verify(index: _Index = None, json: Json = False) -> None:
+def verify(index: _Index = None, json: Json = None) -> None:
     """Read every byte of an index and compare it with its manifest; exit code 1 when something is wrong.
 
     Manifests find damage, not forgery: to show who made an index, sign its manifests.
@@ -288,7 +288,7 @@ def show(
         bool, typer.Option("--tokens", help="Show tokens, which of them are scored, form, clock and subsets.")
     ] = False,
     model: ModelPath = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Show documents as the index has them: their texts, or their tokens, and which of these are scored."""
     from stride_cli.corpus.summary import document_records
@@ -315,7 +315,7 @@ def show(
             print(printable(record["text"]))
 
 
-def _report(index: Index, path: Location, begin: float, json: bool) -> None:
+def _report(index: Index, path: Location, begin: float, json: bool | None) -> None:
     """Show an index that was made or changed since `begin`."""
     from stride_cli.corpus.summary import made
 

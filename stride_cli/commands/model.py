@@ -67,7 +67,7 @@ def train(
         ),
     ],
     overwrite: OverwriteOption = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Train a NanoChat model, with a tokenizer of its own, on a corpus; or a classifier on examples.
 
@@ -108,7 +108,7 @@ def train(
 
 
 def _train_classifier(
-    sources: Sequence[str], out: Path, given: Mapping[str, Any], *, overwrite: bool, json: bool
+    sources: Sequence[str], out: Path, given: Mapping[str, Any], *, overwrite: bool, json: bool | None
 ) -> None:
     """Train a classifier and say what came out; `given` are options of `ClassifierOptions` and
     `ColumnOptions`."""
@@ -155,7 +155,7 @@ def finetune(
     out: OutOption,
     options: Annotated[FinetuneOptions, Flags(FinetuneOptions, first=("lora_rank",))],
     overwrite: OverwriteOption = False,
-    json: Json = False,
+    json: Json = None,
     reading: Reading,
 ) -> None:
     """Fine-tune a model: on the answers only, where documents are prompts with responses or conversations.
@@ -189,7 +189,7 @@ def info(
     ],
     *,
     held: Annotated[StreamOptions, Flags(StreamOptions)],
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Describe a checkpoint: architecture, size, fingerprints, and how STRIDE trained it, if it did."""
     from stride_cli.models.loading import describe_model
@@ -213,7 +213,7 @@ def show_ending(ending: Ending) -> None:
         output.note(f"warning: {warning}")
 
 
-def _report(trained: Trained, seconds: float, json: bool, ending: Ending | None = None) -> None:
+def _report(trained: Trained, seconds: float, json: bool | None, ending: Ending | None = None) -> None:
     record: ModelRecord = {
         "schema": "stride.model/1",
         "path": str(trained.path),

@@ -166,6 +166,7 @@ class Flags:
             own_default = "default" in self._changed.get(name, {})
             if value is not None and (own_default or value != parameter.default):
                 found[name] = False if entry.negated else value
+                entry.check(found[name])  # names the flag; in Python an option is called by its name
         return found
 
     def _named(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -284,7 +285,7 @@ def settled(cls: Any, given: Mapping[str, Any]) -> Any:
 
 READING = (Fields, ReadOptions)
 Reading = Annotated[ReadOptions, Flags(*READING)]
-Json = Annotated[bool, typer.Option("--json", help="JSON Lines on stdout, also on a terminal.")]
+Json = Annotated[bool | None, typer.Option("--json/--text", help="JSON Lines, or text. [text: a terminal]")]
 Device = Annotated[str | None, flag(Placement, "device")]
 IndexPath = Annotated[str | None, flag(GeneralSettings, "index")]
 ModelPath = Annotated[str | None, flag(GeneralSettings, "model")]

@@ -90,7 +90,7 @@ def query(
     bad_input: Annotated[InputOptions, Flags(InputOptions)],
     written: Annotated[FormatOptions, Flags(FormatOptions, only=("format",))],
     sharing: Annotated[SharingOptions, Flags(SharingOptions)],
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     texts = [] if text is None else [text]
@@ -148,7 +148,7 @@ def _show_tokens(
     prompts: Iterable[Prompt],
     options: QueryOptions,
     given: Mapping[str, Any],
-    json: bool,
+    json: bool | None,
 ) -> None:
     """Show the tokens of every query, and which of them are scored; no operators are needed."""
     from stride_cli.commands.tables import print_tokens
@@ -211,7 +211,7 @@ class AnswerOutput:
     UsageError      --json, and a format that is no JSON
     """
 
-    def __init__(self, json: bool, wanted: str | None = None) -> None:
+    def __init__(self, json: bool | None, wanted: str | None = None) -> None:
         if json and wanted == "csv":
             raise UsageError("--json writes JSON lines, and the format is csv", fix="drop one of them")
         self.format = wanted or ("jsonl" if output.wants_json(json) else "text")

@@ -66,7 +66,7 @@ def report(
     ],
     bad_input: Annotated[InputOptions, Flags(InputOptions)],
     where: Held,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Write a page that shows, for each query, its documents, the passages that matter, plots and caveats.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from dataclasses import replace
 from typing import Annotated
 
@@ -70,8 +71,6 @@ def serve(
         link = server.address.link()
         note(f"serving at {link} (lets one browser in, once; Ctrl-C ends it)")
         if listening.open:
-            import webbrowser
-
             webbrowser.open(link)
 
     server.run(started=started)

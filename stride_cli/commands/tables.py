@@ -72,7 +72,7 @@ def seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} s"
 
 
-def show_record(record: Mapping[str, Any], json: bool, *, title: str) -> None:
+def show_record(record: Mapping[str, Any], json: bool | None, *, title: str) -> None:
     """A record as JSON, or as a table of names and values for people."""
     if output.wants_json(json):
         output.emit(record)

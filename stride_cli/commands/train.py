@@ -52,7 +52,7 @@ def train(
             rich_help_panel=MORE,
         ),
     ] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Fit one light steering operator per subset of the index, on the frozen model's activations.
 
@@ -66,25 +66,19 @@ def train(
             f"unexpected argument '{more_checkpoints[0]}'",
             fix="an index is given with --index, checkpoints with --checkpoints",
         )
-    if more_checkpoints:
-        given["checkpoints"] = [*given["checkpoints"], *more_checkpoints]
+    given |= {"checkpoints": [*given["checkpoints"], *more_checkpoints]} if more_checkpoints else {}
     options = train_settings(given)
     if dry_run:
-        _estimate(where, options, json)
-        return
-    result = api.train(where.index, options, model=where.model, overwrite=overwrite, run=running)
-    if not no_calibration and result["fit"] == "closed":
-        session = api.open(where)
-        if not session.model.classes:
-            api.calibrate(session, nulls)
+        return _estimate(where, options, json)
+    asked = None if no_calibration else nulls
+    result = api.train(where, options, overwrite=overwrite, run=running, calibration=asked)
     if wants_json(json):
         emit(result)
         return
     kept = f", {result['project']:,} bytes of every chunk" if result["project"] else ""
     note(
-        f"fitted {result['subsets']:,} operators "
-        f"({result['fit']}, {result['space']}, layer {result['layer']}, "
-        f"{result['gate_size']:,} gates each{kept}) in {result['seconds']['fit']:.1f} s; "
+        f"fitted {result['subsets']:,} operators ({result['fit']}, {result['space']}, layer "
+        f"{result['layer']}, {result['gate_size']:,} gates each{kept}) in {result['seconds']['fit']:.1f} s; "
         f"coverage {result['coverage']:.0%}"
     )
     for entry in result["checkpoints"]:
@@ -92,7 +86,7 @@ def train(
     next_step("stride", "query", "…", "--index", str(where.index))
 
 
-def _estimate(where: WorkspacePath, options: TrainOptions, json: bool) -> None:
+def _estimate(where: WorkspacePath, options: TrainOptions, json: bool | None) -> None:
     """Print what a fit will take."""
     from index_format.reader import Index
     from stride_cli.commands.tables import size

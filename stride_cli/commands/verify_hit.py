@@ -47,7 +47,7 @@ def verify_hit(
         ),
     ],
     where: Asked,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Retrain without a query's top documents, and without as many random ones: did the prediction depend on
     them?

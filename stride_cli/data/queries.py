@@ -10,7 +10,7 @@ import numpy as np
 
 from stride_cli.characters import check_text, shortened
 from stride_cli.corpus.chunking import DocumentTokenizer
-from stride_cli.corpus.documents import Document
+from stride_cli.corpus.documents import Document, type_name
 from stride_cli.corpus.forms import PLAIN, Form, joiner, template_of
 from stride_cli.data.batches import Batch, pad_batch
 from stride_cli.errors import CorpusError, NumericalError, QueryError, StrideError
@@ -242,8 +242,10 @@ def _begun(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any])
             fix="leave out the span, or what the response is compared with",
         )
     for what in ("prompt", "response", "span"):
-        if asked.get(what) is not None:
-            check_text(asked[what], f"the {what}")
+        if (text := asked.get(what)) is not None and isinstance(text, str):
+            check_text(text, f"the {what}")
+        elif text is not None or what == "prompt":
+            raise QueryError(f"the {what} is {type_name(text)} (expected a text)", fix='query("…")')
     if not prompt.strip():
         raise QueryError("the prompt is empty (expected some text)", fix='stride query "some text"')
     if form.label == "none" and prompt[-1].isspace():

@@ -24,6 +24,7 @@ A sum of spaces is written with ``+`` (``residual-matrix+logit``): all its shift
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,14 +60,11 @@ SPACES: dict[str, type[OperatorSpace]] = {
 def parse_space(text: str) -> tuple[str, ...]:
     """Split the name of a sum, such as ``"residual-matrix+logit"``, into the names of its spaces.
 
-    Raises
-    ------
-    UsageError
-        A name is unknown or repeated, or two act at linear layers inside the blocks.
+    A UsageError where one is unknown or repeated, or two act at linear layers inside the blocks.
     """
     names = tuple(part.strip() for part in text.split("+"))
     for name in names:
-        if name not in SPACES:
+        if not _known(name):
             raise UsageError(
                 f"unknown operator space '{name}' in '{text}'",
                 fix=f"use one of {', '.join(SPACES)}, or a sum such as residual-matrix+logit",
@@ -82,14 +80,16 @@ def parse_space(text: str) -> tuple[str, ...]:
     return names
 
 
+def _known(name: str) -> bool:
+    """Tell whether there is a space of this name: ours, or the entry point of a package ("stride.spaces")."""
+    for found in () if name in SPACES else entry_points(group="stride.spaces", name=name):
+        SPACES[name] = found.load()
+    return name in SPACES
+
+
 def space_classes(names: Iterable[str]) -> list[type[OperatorSpace]]:
     """Look up the classes of spaces, as from `parse_space`."""
-    return [SPACES[name] for name in names]
-
-
-def acts_at_layer(text: str) -> bool:
-    """Tell whether a sum of spaces acts at a layer of one's choice."""
-    return any(cls.site == "residual" for cls in space_classes(parse_space(text)))
+    return [SPACES[name] for name in names if _known(name)]
 
 
 def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
@@ -99,7 +99,9 @@ def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
 
 def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSpace:
     """Rebuild a space from the arrays that `OperatorSpace.arrays` gave."""
-    return SPACES[name](**{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
+    return space_classes([name])[0](
+        **{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+    )
 
 
 def affordable_buckets(

@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stride_cli.characters import html_text, page_policy
 from stride_cli.errors import UsageError
 from stride_cli.schema.answer_records import VERDICTS
@@ -109,12 +107,6 @@ def ticks_for(low: float, high: float) -> list[float]:
     step *= next(factor for factor in (1, 2, 2.5, 5, 10) if spread / (step * factor) <= 6)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
-
-
-def log_line(values: np.ndarray, heights: np.ndarray, across: Scale, down: Scale) -> str:
-    """Make the `d` of an SVG path through the points (log10 of each value, its height)."""
-    points = (f"{across(math.log10(s)):.1f} {down(m):.1f}" for s, m in zip(values, heights, strict=True))
-    return "M" + " L".join(points)
 
 
 def label(x: float, y: float, text: str, anchor: str, *, faint: bool = False) -> str:

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from stride_cli.characters import power_of_ten
 from stride_cli.report.drawing import Scale, label, svg, ticks_for
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 320, 62, 14, 26, 42
@@ -42,7 +41,7 @@ def response_plot(measured: np.ndarray, recovered: np.ndarray) -> str:
         for x, y in zip(recovered, measured, strict=True)
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
-    scale = "" if power == 0 else f" / {power_of_ten(power)}"
+    scale = "" if power == 0 else f" / 1e{power}"
     marks += _names(f"recovered{scale}", f"measured{scale}")
     return svg(_HEIGHT, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @progress("building the index")
 def build_index(
-    sources: Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     *,
     model: GivenModel,
     out: str | Path,
@@ -33,7 +33,7 @@ def build_index(
 
     Parameters
     ----------
-    sources : files, globs or ``-``
+    sources : files, globs or ``-``; or one
     model : checkpoint directory, hub id or .gguf file; its tokenizer is loaded, its weights are hashed.
         Or a classifier's directory, with one file of examples as the source.
     options : BuildOptions
@@ -52,17 +52,18 @@ def build_index(
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
-    options = options or BuildOptions()
+    options, reading = options or BuildOptions(), reading or ReadOptions()
+    listed = list(map(str, [sources] if isinstance(sources, str | Path) else sources))
     spec, place = ModelSpec.of(model), place_of(model)
     if kind_of(place) == "classifier":
         from stride_cli.data.examples_index import build_classifier_index
 
-        if len(sources) != 1:
+        if len(listed) != 1:
             raise UsageError(
-                f"a classifier's examples are in one file (found {len(sources)})", fix="join them into one"
+                f"a classifier's examples are in one file (found {len(listed)})", fix="join them into one"
             )
-        _refuse_options_of_text(options, reading or ReadOptions())
-        return build_classifier_index(sources[0], model=spec, out=out, options=options)
+        _refuse_options_of_text(options, reading)
+        return build_classifier_index(listed[0], model=spec, out=out, options=options)
     tokenizer, weights = load_tokenizer(spec), model_fingerprint(spec)
     local = Path(place).expanduser()
     indexed = build.IndexedModel(
@@ -77,7 +78,7 @@ def build_index(
         form=form,
         vocabulary=vocabulary_size(spec),
     )
-    return build.build_index(sources, indexed, out, options, reading or ReadOptions())
+    return build.build_index(listed, indexed, out, options, reading)
 
 
 def build_index_of_run(
@@ -101,8 +102,7 @@ def build_index_of_run(
     from stride_cli.training.language_trainer import check_recipe
     from stride_cli.training.recording import find_run
 
-    found = find_run(run)
-    options = options or BuildOptions()
+    found, options = find_run(run), options or BuildOptions()
     block_size = options.block_size or found.recipe.block_size
     if found.form is not None and options.form is not None:
         raise UsageError("--form is what the training recorded, and --from-run reads it", fix="leave it out")

@@ -153,7 +153,7 @@ class Paths:
         with tempfile.TemporaryDirectory() as folder:
             index = Path(shutil.copytree(made / "run.stride", Path(folder, "run.stride")))
             # of all directions: where a basis ends between two that are as strong, digits decide
-            api.train(index, api.ClosedOptions(project=64), model=on_device)
+            api.fit_index(index, api.ClosedOptions(project=64), model=on_device)
             session = api.Session.open(index, model=on_device)
             assert session.model.device.type == self.device
             options = api.QueryOptions(measure="exact", read=8, decisive=False)  # weights magnify digits

@@ -122,7 +122,7 @@ def fit(folder: Path) -> None:
     disturber.start()
     run = api.FitRunOptions(workers=2, engine="ray", save_seconds=0)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        api.train(index, OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
+        api.fit_index(index, OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
     assert said.getvalue() == ""
     disturber.join(10)
     assert killed

@@ -36,7 +36,7 @@ def index(corpus: Path) -> Path:
     out = corpus.parent / "run.stride"
     options = api.BuildOptions(block_size=16, n_subsets=20, degree=3)
     api.build_index([str(corpus)], out=out, options=options, model=str(model))
-    api.train(out, api.ClosedOptions(rank=4, buckets=16))
+    api.fit_index(out, api.ClosedOptions(rank=4, buckets=16))
     return out
 
 

@@ -222,7 +222,7 @@ def test_ray_does_what_processes_do(
         shutil.copytree(whole, operators)
         monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
         run = api.FitRunOptions(workers=2, save_seconds=0)
-        api.train(operators, ray_cluster.OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
+        api.fit_index(operators, ray_cluster.OPTIONS, run=run, model=ModelSpec(device="cpu", dtype="fp32"))
         trainer = ray_cluster.open_jobs(*places)
         alone = retrain(trainer, ray_cluster.jobs_of(trainer), store=tmp_path / "alone", workers=1)
         assert process.wait() == 0, (tmp_path / "said").read_text()

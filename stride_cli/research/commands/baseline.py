@@ -45,7 +45,7 @@ def baseline(
     scores: Annotated[
         Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
     ] = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Rank documents for every query by any attribution method: the sum of their chunks' scores.
 
@@ -107,7 +107,7 @@ def baseline(
         note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")
 
 
-def _list_methods(json: bool) -> None:
+def _list_methods(json: bool | None) -> None:
     """Show every method with what it looks at."""
     from stride_cli.research.methods.registry import METHODS
 

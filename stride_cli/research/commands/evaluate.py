@@ -61,7 +61,7 @@ Examples:
 
 @with_flags
 def lds(
-    *, where: Asked, measured: Measured, compared: Compared, shared: SharedMethods, json: Json = False
+    *, where: Asked, measured: Measured, compared: Compared, shared: SharedMethods, json: Json = None
 ) -> None:
     """Linear datamodeling score: do summed scores predict the losses of models retrained on subsets?
 
@@ -87,7 +87,7 @@ def lds(
 
 
 @with_flags
-def distribution(*, where: Asked, measured: Measured, json: Json = False) -> None:
+def distribution(*, where: Asked, measured: Measured, json: Json = None) -> None:
     """Measure how influence is spread over the chunks: zeros, Gini, coverage of the top 10 %, active sets."""
     from stride_cli.commands.tables import number
     from stride_cli.research.evaluation.bench import split_methods
@@ -128,7 +128,7 @@ def compare(
         ),
     ] = None,
     html: Html = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Methods side by side on the same truth: LDS, difference to the first, time, memory, disk.
 

@@ -81,7 +81,7 @@ def causes(
     given: Annotated[dict[str, Any], Flags(CausesOptions)],
     shared: SharedMethods,
     html: Html = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Which method finds the documents that are known to have taught an answer? Recall@k, MRR, AUPRC.
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _LINE = '{"id": …, "group": …, "prompt": …, "response": …, "instead": …, "causes": [ids]}'
 
 
-def removal_of_groups(bench: Bench, options: BenchOptions, removing: RemovalOptions, json: bool) -> None:
+def removal_of_groups(
+    bench: Bench, options: BenchOptions, removing: RemovalOptions, json: bool | None
+) -> None:
     """Name documents with every method, retrain, show a record for every method and number of documents."""
     from stride_cli.commands.tables import number
     from stride_cli.models.kinds import refuse_classifier

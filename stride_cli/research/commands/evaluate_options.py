@@ -46,7 +46,7 @@ def open_bench(where: WorkspacePath, options: BenchOptions, *, alpha: float | No
 class Results:
     """Records on stdout as JSON Lines, or else one table at the end."""
 
-    def __init__(self, json: bool) -> None:
+    def __init__(self, json: bool | None) -> None:
         self.json = output.wants_json(json)
         self.rows: list[list[str]] = []
         self._failed = self._all = 0

@@ -41,7 +41,7 @@ def tail_patch(
     where: Asked,
     measured: Measured,
     given: Annotated[dict[str, Any], Flags(TailPatchOptions)],
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """One training step on a query's top chunks: how much more does log p rise than by random chunks?
 
@@ -83,7 +83,7 @@ def removal(
     given: Annotated[
         dict[str, Any], Flags(RemovalOptions, first=("top", "limit", "seeds", "draws", "grouped"))
     ],
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Retrain without a query's k highest chunks: does its prediction suffer more than by random removal?
 
@@ -139,7 +139,7 @@ def loo(
     where: Asked,
     measured: Measured,
     given: Annotated[dict[str, Any], Flags(LooOptions, first=("chunks", "seeds"))],
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Leave-one-out agreement: scores of single chunks against retraining without them.
 

@@ -34,7 +34,7 @@ def selection(
         dict[str, Any], Flags(FinetuneOptions, only=("epochs", "batch_tokens", "lr", "lora_rank"))
     ],
     device: Device = None,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Fine-tune a base model on chosen, random and BM25 documents alike; loss and unigram F1 on held-out
     queries.

@@ -56,7 +56,7 @@ def truth(
     reading: Annotated[dict[str, Any], Flags(ImportOptions)],
     chat: Annotated[bool | None, flag(BenchOptions, "chat")] = None,
     overwrite: Annotated[bool, flag(TruthOptions, "overwrite")] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Retrain the model on random subsets of its training chunks: the ground truth that LDS compares with.
 

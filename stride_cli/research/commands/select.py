@@ -36,7 +36,7 @@ def select(
     given: Annotated[dict[str, Any], Flags(SelectOptions, out={"default": Path("selection")})],
     shared: Annotated[dict[str, Any], Flags(SharingOptions, workers={"help": SHARED_QUERIES})],
     where: Asked,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Choose training documents for a task, with equally many at random and by BM25 beside them."""
     import numpy as np

@@ -44,7 +44,7 @@ def tune(
     given: Annotated[dict[str, Any], Flags(TuneOptions)],
     html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
-    json: Json = False,
+    json: Json = None,
 ) -> None:
     """Try settings of the operators on this index, and write the best to stride.yaml.
 

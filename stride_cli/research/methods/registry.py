@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stride_cli.characters import shortened
@@ -25,7 +26,7 @@ class MethodEntry:
 
     Attributes
     ----------
-    place : str            module below `stride_cli.research.methods`, and class
+    place : str            ``package.module:Class``
     needs : str            "text": the tokens alone; "model": the model's states or gradients; "truth": models
                            retrained on subsets (`stride evaluate truth`), some of which it uses up
     description : str      one line
@@ -37,8 +38,7 @@ class MethodEntry:
 
     def load(self) -> type:
         """Import the class."""
-        module, _, name = self.place.rpartition(".")
-        return cast(type, getattr(importlib.import_module(f"stride_cli.research.methods.{module}"), name))
+        return cast(type, pkgutil.resolve_name(self.place))
 
 
 _TABLE = """
@@ -65,10 +65,20 @@ unrolled    model  gradients.unrolled.Unrolled    fine-tuning unrolled backwards
 datamodels  truth  datamodels.Datamodels          sparse regression on models retrained on subsets
 dsdm        truth  datamodels.DsDm                ridge regression on models retrained on subsets
 """
-METHODS: Mapping[str, MethodEntry] = {
-    name: MethodEntry(place, cast(Needs, needs), description)
-    for name, needs, place, description in (line.split(None, 3) for line in _TABLE.strip().splitlines())
-}
+
+
+def listed() -> dict[str, MethodEntry]:
+    """List the methods by name: ours, and those that other packages declare as entry points."""
+    found = {}
+    for name, needs, place, description in (line.split(None, 3) for line in _TABLE.strip().splitlines()):
+        module, _, kind = place.rpartition(".")
+        own = f"stride_cli.research.methods.{module}:{kind}"
+        found[name] = MethodEntry(own, cast(Needs, needs), description)
+    others = entry_points(group="stride.methods")
+    return {each.name: MethodEntry(each.value, "model", f"from {each.value}") for each in others} | found
+
+
+METHODS: Mapping[str, MethodEntry] = listed()
 
 
 def open_method(spec: str) -> Method:

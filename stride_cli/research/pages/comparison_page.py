@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from index_format.durable import replace_file
 from stride_cli.characters import html_text, shortened
-from stride_cli.report.drawing import WIDTH, Scale, label, log_line, svg, ticks_for
+from stride_cli.report.drawing import WIDTH, Scale, label, svg, ticks_for
 from stride_cli.research.evaluation.compare import Entry, Ground
 from stride_cli.research.pages.drawing import (
     COLOURS,
@@ -40,6 +39,7 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
     )
     warnings = [html_text(warning[0].upper() + warning[1:]) for warning in ground.warnings]
     parts = [
+        *([_ahead(good)] if good else []),
         f'<p class="faint">{ground.n_subsets} retrained subsets of {ground.alpha:.0%} of the chunks × '
         f"{ground.seeds}, {ground.n_queries} queries, by {ground.response}.</p>",
         "<p>LDS: how well the scores of a subset’s chunks, summed, predict what a model really retrained on "
@@ -56,40 +56,44 @@ def render_page(entries: Sequence[Entry], ground: Ground, *, index_name: str) ->
             '<p class="faint">Seconds to fit the method and to score all queries.</p>',
             scrolled("LDS against cost", _cost_plot(good, colours)),
         ]
-    if spread := [entry for entry in good if entry.distribution]:
-        parts += [
-            "<h2>Concentration of influence</h2>",
-            '<p class="faint">Part of the total absolute influence that the highest chunks hold, mean over '
-            "queries. Dashed: the same for every chunk.</p>",
-            scrolled("Concentration of influence", _concentration_plot(spread, colours)),
-        ]
     return page(f"Attribution methods on {index_name}", parts)
 
 
 def _table(entries: Sequence[Entry]) -> str:
     reference = html_text(entries[0].method) if entries else ""
-    heads = [
-        "method", "LDS (Spearman)", "95 % interval", f"minus {reference}", "95 % interval", "Pearson",
-        "Kendall", "fit, s", "a query, s", "memory, MiB", "disk, B a chunk",
-    ]  # fmt: skip
+    heads = ["method", "LDS (Spearman)", f"minus {reference}", "Pearson", "Kendall", "fit, s", "a query, s"]
+    heads += ["memory, MiB", "disk, B a chunk"]
     rows = []
     for entry in entries:
         name = f"<td>{html_text(entry.method)}</td>"
         if entry.estimates is None or entry.run is None:
             rows.append(name + failure_cell(entry.error or "", len(heads) - 1))
             continue
-        lds, run = entry.estimates["spearman"].joint, entry.run
-        found = [f"{lds.mean:.3f} ± {lds.se:.3f}", f"{lds.low:.3f} … {lds.high:.3f}"]
-        if entry.difference:
-            ahead = entry.difference.joint
-            found += [f"{ahead.mean:+.3f}", f"{ahead.low:+.3f} … {ahead.high:+.3f}"]
-        else:
-            found += ["–", "–"]
+        run, ahead = entry.run, entry.difference and entry.difference.joint
+        found = [_estimate(entry.estimates["spearman"].joint), _estimate(ahead, "+") if ahead else "–"]
         found += [f"{entry.estimates[kind].mean:.3f}" for kind in ("pearson", "kendall")]
         found += [f"{run.fit_seconds:.3g}", f"{run.score_seconds / max(1, len(run.predicted)):.3g}"]
         found.append("–" if run.memory_bytes is None else f"{run.memory_bytes / 2**20:,.0f}")
         rows.append(name + cells([*found, f"{run.bytes_per_chunk:,.0f}"]))
     return table("Methods", heads, rows)
+
+
+def _estimate(found: Any, sign: str = "") -> str:
+    """Write a mean with its 95 % interval below."""
+    span = f"{found.low:{sign}.3f} … {found.high:{sign}.3f}"
+    return f'{found.mean:{sign}.3f}<br><span class="faint">{span}</span>'
+
+
+def _ahead(entries: Sequence[Entry]) -> str:
+    """Say in a sentence which method is ahead, and which cannot be told from it."""
+    found = [(entry.estimates["spearman"].joint, entry.method) for entry in entries if entry.estimates]
+    (best, name), *others = sorted(found, key=lambda each: -each[0].mean)
+    near = [method for lds, method in others if lds.high >= best.low]
+    told = f"<b>{html_text(name)}</b> has the highest LDS, {best.mean:.3f} ({best.low:.3f} … {best.high:.3f})"
+    beside = (
+        f"; intervals do not tell it from {html_text(', '.join(near))}" if near else ", ahead of all others"
+    )
+    return f'<p class="found">{told}{beside if others else ""}.</p>'
 
 
 def _lds_plot(entries: Sequence[Entry], ground: Ground, colours: dict[str, str]) -> str:
@@ -139,37 +143,3 @@ def _cost_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
             + label(x + 10, beside, shortened(method), "start")
         )
     return svg(height, marks, "LDS of each method against its cost")
-
-
-def _concentration_plot(entries: Sequence[Entry], colours: dict[str, str]) -> str:
-    """Plot the part of Σ|w| over the top share of the chunks, on a logarithmic axis."""
-    smallest = min(float(entry.distribution.curve_share[0]) for entry in entries if entry.distribution)
-    first = min(-1.0, math.log10(smallest))
-    height = 340
-    across = Scale(first, 0, 60, WIDTH - 150)
-    down = Scale(0, 1, height - 45, 15)
-    marks = []
-    for tick in (0, 0.25, 0.5, 0.75, 1):
-        y = down(tick)
-        marks.append(f'<line class="rule" x1="60" x2="{WIDTH - 150}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        marks.append(label(52, y + 4, f"{tick:.0%}", "end", faint=True))
-    for power in range(math.ceil(first - 1e-9), 1):
-        marks.append(label(across(power), height - 25, f"{100 * 10.0**power:g} %", "middle", faint=True))
-    marks.append(label((60 + WIDTH - 150) / 2, height - 5, "highest chunks", "middle", faint=True))
-    shares = np.logspace(first, 0, 40)
-    marks.append(
-        f'<path class="ceiling" fill="none" d="{log_line(shares, shares, across, down)}"/>'
-    )  # every chunk the same
-    for number, entry in enumerate(entries):
-        assert entry.distribution is not None
-        share, mass = entry.distribution.curve_share, entry.distribution.curve_mass
-        colour, y = colours[entry.method], 24 + 18 * number
-        dashes = ' stroke-dasharray="6 3"' if number >= COLOURS else ""
-        marks.append(
-            f"<g><title>{html_text(entry.method)}</title>"
-            f'<path fill="none" d="{log_line(share, mass, across, down)}" style="stroke:{colour}" '
-            f'stroke-width="2"{dashes}/></g>'
-            f'<line x1="{WIDTH - 138}" x2="{WIDTH - 118}" y1="{y}" y2="{y}" style="stroke:{colour}" '
-            f'stroke-width="3"{dashes}/>' + label(WIDTH - 112, y + 4, shortened(entry.method, 16), "start")
-        )
-    return svg(max(height, 40 + 18 * len(entries)), marks, "Concentration of influence")

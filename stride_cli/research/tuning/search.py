@@ -167,9 +167,10 @@ def trial_key(
 
 def layer_matters(settings: Mapping[str, Any]) -> bool:
     """Tell whether the operators act at a layer of one's choice."""
-    from stride_cli.operators.spaces import acts_at_layer
+    from stride_cli.operators.spaces import parse_space, space_classes
 
-    return acts_at_layer(str(settings["space"]))
+    named = space_classes(parse_space(str(settings["space"])))
+    return any(each.site == "residual" for each in named)
 
 
 def sweep(

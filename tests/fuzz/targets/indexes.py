@@ -66,7 +66,7 @@ def sample() -> Sample:
     atexit.register(lambda: shutil.rmtree(home, ignore_errors=True) if os.getpid() == owner else None)
     make_trained(home)
     path = home / "run.stride"
-    api.train(path, model=ModelSpec(device="cpu", dtype="fp32"))
+    api.fit_index(path, model=ModelSpec(device="cpu", dtype="fp32"))
     session = Session.open(path, model=ModelSpec(device="cpu", dtype="fp32"))
     api.calibrate(session, CalibrationOptions(nulls=40))
     found = Sample(home, path, session.model, {})

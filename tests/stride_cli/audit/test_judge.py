@@ -64,7 +64,7 @@ def opened(folder: Path, texts: dict[str, str]):
         [str(corpus)], model, TrainOptions(epochs=8, width=64, layers=2, vocab=400, batch_tokens=1024)
     )
     api.build_index([str(corpus)], out=index, options=api.BuildOptions(n_subsets=60), model=str(model))
-    api.train(index, api.ClosedOptions(space="logit"))
+    api.fit_index(index, api.ClosedOptions(space="logit"))
     return api.Session.open(index)
 
 

@@ -63,7 +63,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_model([str(folder / "corpus.jsonl")], folder / "model", options)
     built(folder, folder / "model", "bare.stride")
     shutil.copytree(folder / "bare.stride", folder / "run.stride")
-    api.train(folder / "run.stride", api.ClosedOptions(**QUICK, checkpoints=kept(folder)[:2]))
+    api.fit_index(folder / "run.stride", api.ClosedOptions(**QUICK, checkpoints=kept(folder)[:2]))
     return folder
 
 
@@ -169,15 +169,15 @@ def test_an_interrupted_fit_does_not_go_on_after_documents_were_appended(
     with monkeypatch.context() as patched:
         patched.setattr(saving, "save_atomically", save)
         with pytest.raises(KeyboardInterrupt):
-            api.train(bare, options, run=FitRunOptions(save_seconds=0))
+            api.fit_index(bare, options, run=FitRunOptions(save_seconds=0))
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"id": "later", "text": "The Directory followed the Convention. " * 40}))
     tokenizer = load_tokenizer(run_folder / "model")
     fingerprint = tokenizer_fingerprint(tokenizer)
     append_to_index(bare, [str(more)], tokenizer=tokenizer, tokenizer_fingerprint=fingerprint)
     with pytest.raises(IndexIncomplete, match="other input"):
-        api.train(bare, options)
-    api.train(bare, options, overwrite=True)
+        api.fit_index(bare, options)
+    api.fit_index(bare, options, overwrite=True)
     assert len(Operators.from_index(Index.open(bare)).seen) == Index.open(bare).n_chunks
 
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     run_folder: Path, bare: Path, tmp_path: Path, what: str
 ) -> None:
     place = Path(shutil.copytree(kept(run_folder)[0], tmp_path / "kept"))
-    api.train(bare, api.ClosedOptions(**QUICK, checkpoints=[place]))
+    api.fit_index(bare, api.ClosedOptions(**QUICK, checkpoints=[place]))
     stored = Index.open(bare).group_attributes("operators")["checkpoints"][0]["model_fingerprint"]
     shutil.rmtree(place)
     if what == "changed":
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_not_as_it_was_is_refused(
     if what == "changed":
         found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
         assert found in str(refused.value)
-    api.train(bare, api.ClosedOptions(**QUICK), overwrite=True)
+    api.fit_index(bare, api.ClosedOptions(**QUICK), overwrite=True)
     assert api.Session.open(bare).checkpoints == []
 
 
@@ -233,12 +233,12 @@ def test_another_tokenizer_is_refused_before_anything_is_fitted(
     )
     train_model([str(run_folder / "corpus.jsonl")], other, options)
     with pytest.raises(IndexMismatch, match="another tokenizer") as refused:
-        api.train(bare, api.ClosedOptions(checkpoints=[kept(run_folder)[0], other]))
+        api.fit_index(bare, api.ClosedOptions(checkpoints=[kept(run_folder)[0], other]))
     for path in (run_folder / "model", other):
         assert tokenizer_fingerprint(load_tokenizer(path)) in str(refused.value)
     assert not (bare / "operators.partial").exists()
     with pytest.raises(ModelError, match="there is no model"):
-        api.train(bare, api.ClosedOptions(checkpoints=[tmp_path / "nothing"]))
+        api.fit_index(bare, api.ClosedOptions(checkpoints=[tmp_path / "nothing"]))
 
 
 def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_checkpoints_of_a_classifier(tmp_path: Path) -> None:
         train_classifier(tmp_path / "digits.npz", tmp_path / name, options)
     index = tmp_path / "run.stride"
     api.build_index([str(tmp_path / "digits.npz")], out=index, model=str(tmp_path / "first"))
-    record = api.train(index, api.ClosedOptions(checkpoints=[tmp_path / "second"]))
+    record = api.fit_index(index, api.ClosedOptions(checkpoints=[tmp_path / "second"]))
     assert [entry["path"] for entry in record["checkpoints"]] == [str(tmp_path / "second")]
     session = api.Session.open(index)
     (held_out,) = session.model.held_out[:1]

@@ -120,7 +120,7 @@ def train(index: Path, copy: Path | None = None, **options: Any) -> Path:
     """Operators in the index, or in a copy of it, by two workers."""
     found = index if copy is None else Path(shutil.copytree(index, copy))
     chosen = api.ClosedOptions(rank=6, project=48, **options)
-    api.train(
+    api.fit_index(
         found,
         chosen,
         run=FitRunOptions(workers=2, save_seconds=0),

@@ -46,7 +46,9 @@ def own(tuned: Path, tmp_path: Path) -> Path:
 
 def fit(index: Path, **options) -> dict:
     return dict(
-        api.train(index, api.ClosedOptions(**QUICK, **options), model=ModelSpec(device="cpu", dtype="fp32"))
+        api.fit_index(
+            index, api.ClosedOptions(**QUICK, **options), model=ModelSpec(device="cpu", dtype="fp32")
+        )
     )
 
 

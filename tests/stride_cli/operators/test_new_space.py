@@ -68,7 +68,7 @@ def index_path(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def train(index_path: Path, space: str) -> tuple[Index, Operators]:
-    api.train(index_path, api.ClosedOptions(space=space), model=ModelSpec(device="cpu", dtype="fp32"))
+    api.fit_index(index_path, api.ClosedOptions(space=space), model=ModelSpec(device="cpu", dtype="fp32"))
     index = Index.open(index_path)
     return index, Operators.from_index(index)
 
@@ -128,3 +128,32 @@ def test_a_listed_class_is_all_it_takes(index_path: Path, trained: Path) -> None
         best = answer.supporters[0].document
         first += answer.document_ids[best] == document["id"]
     assert first >= 5
+
+
+def test_a_package_adds_spaces_and_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is installed: its modules, and the entry points of its distribution."""
+    from stride_cli.operators import spaces
+    from stride_cli.research.methods import registry
+
+    (tmp_path / "own_package.py").write_text(
+        "from stride_cli.operators.residual_spaces import ResidualSpace\n"
+        "from stride_cli.research.methods.chance import Chance\n"
+        "class OwnSpace(ResidualSpace):\n    name = 'own-space'\n"
+        "class OwnMethod(Chance):\n    pass\n"
+    )
+    about = tmp_path / "own_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: own-package\nVersion: 1.0\n")
+    points = (
+        "[stride.spaces]\nown-space = own_package:OwnSpace\n[stride.methods]\nown = own_package:OwnMethod\n"
+    )
+    (about / "entry_points.txt").write_text(points)
+    with pytest.raises(api.UsageError, match="own-space"):
+        spaces.parse_space("own-space+logit")
+    monkeypatch.setattr(spaces, "SPACES", dict(spaces.SPACES))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert spaces.parse_space("own-space+logit") == ("own-space", "logit")
+    assert [each.__name__ for each in spaces.space_classes(["own-space"])] == ["OwnSpace"]
+    monkeypatch.setattr(registry, "METHODS", registry.listed())
+    method = registry.open_method("own")
+    assert type(method).__name__ == "OwnMethod" and method.name == "own"

@@ -50,7 +50,7 @@ def fitted(trained: Path, other: Path, tmp_path_factory: pytest.TempPathFactory)
     index = tmp_path_factory.mktemp("fitted") / "run.stride"
     shutil.copytree(trained / "run.stride", index)
     (index.parent / "model").symlink_to(trained / "model")
-    api.train(
+    api.fit_index(
         index,
         api.ClosedOptions(**QUICK, checkpoints=[other], project=0),
         model=ModelSpec(device="cpu", dtype="fp32"),
@@ -65,7 +65,7 @@ def copied(fitted: Path, tmp_path: Path) -> Path:
 
 
 def project(index: Path, size: int = BYTES, **options):
-    return api.train(
+    return api.fit_index(
         index, api.ClosedOptions(project=size, **options), model=ModelSpec(device="cpu", dtype="fp32")
     )
 
@@ -76,7 +76,7 @@ def test_the_result_is_that_of_a_fit_with_them(
     record = project(copied)
     anew = Path(shutil.copytree(trained / "run.stride", tmp_path / "anew.stride"))
     options = api.ClosedOptions(**QUICK, checkpoints=[other], project=BYTES)
-    expected = api.train(anew, options, model=ModelSpec(device="cpu", dtype="fp32"))
+    expected = api.fit_index(anew, options, model=ModelSpec(device="cpu", dtype="fp32"))
     changing = ("index", "seconds", "checkpoints")
     assert {k: v for k, v in record.items() if k not in changing} == {
         k: v for k, v in expected.items() if k not in changing
@@ -145,7 +145,7 @@ def test_chunks_that_were_appended_get_theirs_and_no_other_is_read(
     for size in (BYTES, 128):
         read.clear()
         run = FitRunOptions(workers=2)
-        api.train(
+        api.fit_index(
             apart, api.ClosedOptions(project=size), run=run, model=ModelSpec(device="cpu", dtype="fp32")
         )
         assert len(np.concatenate(read)) == 2 * (n_chunks - before if size == BYTES else n_chunks)

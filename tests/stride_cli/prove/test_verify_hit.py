@@ -157,7 +157,7 @@ def test_several_prompts_are_tested_as_one(trained: Path, tmp_path: Path) -> Non
     index = tmp_path / "run.stride"
     shutil.copytree(trained / "run.stride", index)
     place = WorkspacePath(index, ModelSpec(str(trained / "model"), device="cpu", dtype="fp32"))
-    api.train(index, model=place.model)
+    api.fit_index(index, model=place.model)
     asked = [
         {"prompt": document["text"][:40], "response": document["text"][40:90], "instead": " zebra"}
         for document in documents[:2]

@@ -60,7 +60,7 @@ def digits_index(digits_file: Path, digits_model: Path, tmp_path_factory: pytest
 
     out = tmp_path_factory.mktemp("index") / "run.stride"
     api.build_index([str(digits_file)], out=out, model=str(digits_model))
-    api.train(out)
+    api.fit_index(out)
     return out
 
 

@@ -315,7 +315,7 @@ def test_what_is_more_than_layers_of_blocks_is_attributed_too(
         said = "as if all weights had been trained"
     index = api.build([corpus], model=model, out=tmp_path / "run.stride")
     options = api.ClosedOptions(rank=2, space=None if kind else "linear-matrix+logit")
-    api.train(index.path, options, model=model)
+    api.fit_index(index.path, options, model=model)
     assert said in capsys.readouterr().err
     place, listed = api.WorkspacePath(index.path, model), api.QueryOptions(bottom=10)
     answer = api.query(place, "Ada number 3 lives in", listed)

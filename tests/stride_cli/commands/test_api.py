@@ -1,0 +1,56 @@
+"""The Python interface: what it takes, what it refuses, what it says and how it looks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stride_cli import api, output
+from tests.stride_cli.commands.test_serve import PROMPT
+
+
+def test_verbs_take_what_is_open_and_answers_are_three_lines(workspace: Path, few_read: None) -> None:
+    session = api.open(workspace / "run.stride")
+    assert api.open(session) is session and api.as_place(session) == api.as_place(session.index)
+    answer = api.query(session, PROMPT, api.QueryOptions(top=2))
+    said, verdict, documents = str(answer).splitlines()
+    assert said.startswith(PROMPT) and verdict == f"verdict: {answer.word}"
+    assert documents.startswith(f"documents: {answer.hits[0].name} ")
+    assert repr(session).startswith(f"Session(Index({str(session.index.path)!r}, 60 documents")
+    (item,) = api.audit(session, workspace / "corpus.jsonl", options=api.AuditOptions())[:1]
+    assert item.verdict and files("stride_cli").joinpath("py.typed").is_file()
+    for wrong in (None, 5):
+        with pytest.raises(api.QueryError, match=r"the prompt is .*expected a text"):
+            session.query(wrong)  # type: ignore[arg-type]
+        with pytest.raises(api.UsageError, match=r"an index is .*expected its path"):
+            api.open(wrong)  # type: ignore[arg-type]
+
+
+def test_options_are_called_by_their_names_and_have_types(tmp_path: Path) -> None:
+    for wrong, said in (("five", "'five'"), (-1, "-1")):
+        with pytest.raises(api.UsageError, match=rf"^QueryOptions.top is {said} \(expected") as caught:
+            api.QueryOptions(top=wrong)  # type: ignore[arg-type]
+        assert caught.value.fix == "try top=10"
+    with pytest.raises(api.CorpusError, match=r"corpus\.jsonl"):  # one file is no list of letters
+        api.build(
+            str(tmp_path / "corpus.jsonl"), model=files("stride_cli.demo") / "model", out=tmp_path / "o"
+        )
+
+
+def test_notes_go_to_a_logger_and_can_be_quiet(run: Callable[..., Any], capsys: Any) -> None:
+    try:
+        run("-q schema stride.hit_row/1")
+        output.note("a note")
+        output.note("warning: a warning")
+        assert capsys.readouterr().err == "warning: a warning\n"
+        assert logging.getLogger("stride").level == logging.WARNING
+    finally:
+        api.quiet(False)
+        output.os.environ["STRIDE_NO_PROGRESS"] = "1"
+    output.note("a note")
+    assert capsys.readouterr().err == "a note\n"
