@@ -12,6 +12,7 @@ scaled so that the mean eigenvalue is 1 at every layer and in every logit space 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,7 +61,7 @@ def fit_bases(
     classes = space_classes(names)
     # 1. The model with probes, which mark the sites whose gradients are wanted: one for each site
     probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
-    watched = SteeredModel(model, list(probes.values()), options.layer)
+    watched = SteeredModel(model, list(probes.values()), options.layer, fitting=True)
     groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, sample_size(model.d_model)))
     # 2. One pass over the sample, in which every space collects what it needs
     moments, prediction = _observe(watched, chunks, classes, options, groups)
@@ -77,11 +78,11 @@ def fit_bases(
             for cls, own in zip(classes, moments, strict=True)
         ]
     moved = [space.to(model.device).requires_grad_(False) for space in spaces]
-    steered = SteeredModel(model, moved, options.layer)
+    steered = SteeredModel(model, moved, options.layer, fitting=True)
     # 4. Gates of whitened bases are put in one unit, that of F itself
     if options.damping is not None and any(space.whitens for space in spaces):
         _scale(steered, chunks, options)
-    return steered
+    return replace(steered, fitting=False)
 
 
 def _observe(
@@ -109,8 +110,9 @@ def _observe(
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
         seen = Observation(batch, drawn, used, batch.scored.to(model.device))
-        for cls, own in zip(classes, moments, strict=True):
-            cls.observe(seen, own, options)
+        with watched.products():
+            for cls, own in zip(classes, moments, strict=True):
+                cls.observe(seen, own, options)
     return moments, prediction.cpu()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -77,7 +77,7 @@ def accumulate(
     plan : groups of chunks, as of `ChunkReader.plan`
     saved : SavedState, optional      goes on from what an interrupted pass has left
     """
-    saved = saved or SavedState(None, 0.0)
+    saved, steered = saved or SavedState(None, 0.0), replace(steered, fitting=True)
     # 1. Where sums are kept: a device that has no room for all K subsets goes over the corpus in turns
     together = steered.chunks_at_once
     sizes = [space.gate_size for space in steered.spaces] if columns is not None else []

@@ -49,7 +49,8 @@ def gate_gradients(
         An activation or loss is not finite; names the first such row.
     """
     found = signals(steered, batch, sampled=sampled)
-    return assemble(steered.spaces, found), found.loss
+    with steered.products():
+        return assemble(steered.spaces, found), found.loss
 
 
 def chunk_gradients(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -61,7 +62,8 @@ def chunk_gradients(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Ten
     gradient twice as large is not twice the influence.
     """
     found = signals(steered, batch, averaged=steered.averaged)
-    gradients = assemble(steered.spaces, found)
+    with steered.products():
+        gradients = assemble(steered.spaces, found)
     if steered.normalized:
         lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in gradients])  # no copy
         # of the chunk's sum over tokens, as subsets add it up: the mean times the tokens it is taken over
@@ -121,7 +123,7 @@ def signals(
         outputs.append(output)
 
     caught = model.at_layers(layers.which, ids.shape[1], catch) if layers else nullcontext()
-    with torch.set_grad_enabled(tracked), caught:
+    with torch.set_grad_enabled(tracked), caught, steered.products():
         if tracked:
             begin.requires_grad_(True)
         hidden = model.advance(begin, start, layer) if start < layer else begin  # (B, T, d) at the layer

@@ -129,7 +129,7 @@ def head_blocks(
         columns = torch.nonzero(weights[rows, 1:].sum(dim=0)).flatten()
         first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
         stretch, after = slice(first, last), slice(first + 1, last + 1)
-        state = final.detach()[rows, stretch].requires_grad_(tracked)
+        state = final.detach()[rows, stretch].contiguous().requires_grad_(tracked)  # one product, not b
         with torch.set_grad_enabled(tracked), around(rows, after):
             raw = model.logits(state)
         values = raw.detach().float()

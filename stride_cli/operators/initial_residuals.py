@@ -25,6 +25,7 @@ from stride_cli.models.loading import Opener, model_fingerprint
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.head import check_finite, head_blocks
 from stride_cli.operators.saving import SavedState
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import note, progress
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def measure_initial_residuals(
 def _residuals(base: AttributableModel, batch: Batch) -> np.ndarray:
     """Residuals of a batch's tokens, (B, T) float64; 1 where a token is not scored."""
     ids = batch.ids.to(base.device)
-    final = base.continue_from(base.hidden(ids, base.n_layers), base.n_layers)
+    with SteeredModel(base, [], base.n_layers, fitting=True).products():
+        final = base.continue_from(base.hidden(ids, base.n_layers), base.n_layers)
     residuals = torch.ones(ids.shape, dtype=torch.float64)
     losses = []
     for block in head_blocks(base, final, ids, batch.weights.to(base.device), tracked=False):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
 from stride_cli.errors import UsageError
@@ -111,8 +112,8 @@ class LayerMatrixSpace(OperatorSpace):
             key = hidden.data_ptr(), self._alike[number]
             if key not in seen:
                 seen.clear()
-                seen[key] = hidden.float() @ V.T  # (B, T, r)
-            outer = cotangent.float() @ U  # (B, T, r')
+                seen[key] = F.linear(hidden.float(), V)  # (B, T, r)
+            outer = F.linear(cotangent.float(), U.T)  # (B, T, r')
             found.append(torch.bmm(outer.transpose(1, 2), seen[key]).flatten(1))
         return found
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from stride_cli.operators.device_memory import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
@@ -18,6 +21,20 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.layer_spaces import LayerMatrixSpace
     from stride_cli.operators.store import Operators
+
+
+_WIDE = 512  # d_model from which on layers are multiplied in bfloat16
+
+
+class _Bfloat16Products(TorchFunctionMode):
+    """Within: factors of linear layers are rounded to bfloat16, sums and all else stay in float32."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.linear or kwargs or args[0].dtype != torch.float32:
+            return function(*args, **(kwargs or {}))
+        read, weight, bias = (*args, None)[:3]
+        found: torch.Tensor = function(read.bfloat16(), weight.bfloat16()).float()
+        return found if bias is None else found + bias
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class SteeredModel:
     averaged : bool                         chunks' tokens count as on average over training
                                             (`initial_residuals.average_residuals`)
     normalized : float                      chunks' gradients are divided by their lengths to this power
+    fitting : bool                          many chunks are passed over: products may be in bfloat16
     """
 
     model: AttributableModel
@@ -41,6 +59,7 @@ class SteeredModel:
     fitted: Operators | None = None
     averaged: bool = False
     normalized: float = 0.0
+    fitting: bool = False
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
@@ -61,6 +80,14 @@ class SteeredModel:
         return next(
             (cast("LayerMatrixSpace", space) for space in self.spaces if space.site == "layers"), None
         )
+
+    def products(self) -> AbstractContextManager[object]:
+        """Within: linear layers multiply in bfloat16, where this is a fit, the model was not asked for in
+        another format, its layers are wide enough, and the processor is faster so."""
+        model, able = self.model, (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported)
+        plain = model.device.type == "cpu" and model.dtype == torch.float32 and model.spec.dtype == "auto"
+        wide = self.fitting and plain and model.d_model >= _WIDE
+        return _Bfloat16Products() if wide and any(each() for each in able) else nullcontext()
 
     @property
     def gate_size(self) -> int:

@@ -10,8 +10,6 @@ bare pass over the same chunks, interleaved.
 thread each of every `--engines`, whole (start of the processes, import, model and all). Seconds as they pass
 say little where others use the machine. So from processor seconds also what a machine of N idle cores would
 need: this process's, its workers' start-up, and the N-th part of what the workers did.
-`sgd`: seconds of a step among 10,000, against the time that its arithmetic (every chunk once unsteered, then
-steered and backward continuations) takes at the rate of the bare pass.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +35,15 @@ from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.closed import fit_closed
 from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
 from stride_cli.operators.gradients import gradient_products, weighted_gradients
-from stride_cli.operators.options import ClosedOptions, SgdOptions, resolve_settings
+from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.parallel import Workers
 from stride_cli.randomness import stream
-from stride_cli.research.paper.sgd import build_rows, fit_sgd
 from tests.benchmarks._machine import interleave, machine, watched_memory
 
-PARTS = ("shares", "reading", "sgd")
+PARTS = ("shares", "reading")
 
 
 def first_chunks(index: Index, count: int) -> ChunkReader:
@@ -127,34 +123,6 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if "shares" in given.parts:
         shares = _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
         yield {"benchmark": "fitting", "what": "closed, where the time goes"} | shares | size | about
-    if "sgd" not in given.parts:
-        return
-    sgd = resolve_settings(SgdOptions(), model, index)
-    offsets, members = build_rows(columns, index.n_subsets)
-    whole = ChunkReader(index)
-
-    def steps(count: int) -> float:
-        few = replace(sgd, steps=count, warmup=1)
-        return _seconds(lambda: fit_sgd(model, whole, offsets, members, few))
-
-    # as many as make it worth to keep what the unsteered model says, as 10,000 do
-    each = sgd.subsets_per_step * (sgd.fidelity_batch + sgd.stability_batch) + 1
-    first = 2 * whole.n_chunks // each + 1
-    once = steps(first)
-    spent = (steps(first + given.steps) - once) / given.steps
-    length = float(whole.lengths.mean())
-    needed = _sgd_passes(model, sgd, whole.n_chunks) * length
-    yield {
-        "benchmark": "fitting",
-        "what": "sgd",
-        "processor_seconds_per_step": spent,
-        "bare_tokens_that_the_arithmetic_is_worth": needed,
-        "share_of_bare_rate": needed / (tokens / least["bare"]) / spent,
-        "steps": given.steps,
-        "space": "+".join(sgd.spaces),
-        "layer": sgd.layer,
-        "mean_chunk_tokens": length,
-    } | about
 
 
 def reading(
@@ -241,21 +209,6 @@ def _processor_seconds() -> tuple[float, float]:
     return own, others
 
 
-def _sgd_passes(model: Any, settings: Any, n_chunks: int) -> float:
-    """Arithmetic of one iteration in bare forward-and-backward passes of one sequence (three forwards)."""
-    blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
-    head = model.d_model * model.vocab_size
-    whole = sum(blocks) + head
-    prefix = sum(blocks[: settings.layer]) / whole
-    rest = 1 - prefix
-    drawn = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch)
-    # steered, and backward through what is steered, the parameters being frozen; what the unsteered model
-    # says of a chunk is computed once for all iterations
-    forwards = 2 * rest * (drawn + settings.subsets_per_step)  # linearity: one chunk, every subset
-    once = (prefix + rest) * n_chunks / settings.steps
-    return (forwards + once) / 3
-
-
 def _seconds(action: Callable[[], Any]) -> float:
     began = time.process_time()
     action()
@@ -291,7 +244,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--index", required=True)
     parser.add_argument("--chunks", type=int, default=1000)
     parser.add_argument("--read", type=int, default=100, help="chunks that a query reads")
-    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
         "--parts", nargs="*", choices=PARTS, default=list(PARTS), help="beside the closed form"

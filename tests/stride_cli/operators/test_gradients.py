@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -133,6 +135,22 @@ def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other:
         for row in range(6):
             for one, whole in zip(gradients([row], drawn), together, strict=True):
                 torch.testing.assert_close(one[0], whole[row], rtol=1e-4, atol=1e-6)
+
+
+def test_a_fit_multiplies_in_bfloat16_and_points_the_same_way(
+    model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor can; losses, as the head, stay in float32, of states that were rounded."""
+    monkeypatch.setattr("stride_cli.operators.steered_model._WIDE", 0)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    spaces = [make_space(model, name) for name in ("residual-matrix", "linear-matrix", "logit")]
+    steered, batch = SteeredModel(model, spaces, LAYER), chunks.batch(np.arange(6))
+    exact, loss = gate_gradients(steered, batch)
+    rounded, near = gate_gradients(replace(steered, fitting=True), batch)
+    for one, other in zip(exact, rounded, strict=True):
+        assert other.dtype == torch.float32 and not torch.equal(one, other)
+        assert torch.cosine_similarity(one, other).min() > 0.99
+    torch.testing.assert_close(near, loss, rtol=0.01, atol=0)
 
 
 def test_sampled_labels_follow_the_models_distribution(model, chunks: ChunkReader) -> None:
