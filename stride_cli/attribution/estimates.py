@@ -73,7 +73,7 @@ class Estimate:
         projections = steered.operators.projections
         assert projections is not None
         pairs = pair_scores(queries, workspace.chunks, workspace.model.vocab_size)
-        asked = projections.asked(query_gradients(steered, batches))
+        asked = projections.asked(*(query_gradients(steered, [batch]) for batch in batches))
         same = steered.operators.redundancy
         return [cls(asked, query, pairs.of(query), same) for query in range(len(queries))]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
-_OF_MEMORY = 8  # the share of memory that their gradients may take where that is more: 1/8, twice
+_OF_MEMORY = 32  # the share of memory that their gradients may take where that is more: 1/32, twice
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def queries_together(n_chunks: int, gate_size: int, device: torch.device) -> int
 
     # gradients are in memory, and on a GPU too
     free = min((size for size in (total_bytes(device), available_bytes()) if size), default=0)
-    room = max(4 * _VALUES, (1 << free.bit_length() >> 1) // _OF_MEMORY)
+    room = max(2 * _VALUES, (1 << free.bit_length() >> 1) // _OF_MEMORY)
     return max(1, min(_MOST_TOGETHER, _VALUES // max(1, n_chunks), room // (4 * max(1, gate_size))))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
 _FEW_TOKENS = 1 << 16
-TOGETHER = 32  # chunks whose gate gradients are held together, in memory
+TOGETHER = 8  # chunks whose gate gradients are held together, in memory
 _WINDOW = 256  # chunks sorted by length together: little padding, order still close to the index's
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 
-_BATCH_BYTES = 2 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
-_MOST_TOKENS = 4096
+_BATCH_BYTES = 1 << 30  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
+_MOST_TOKENS = 1024  # of 4,096 a query held 400 MB more, and took as long
 _MOST_TOKENS_ON_DEVICE = 65_536  # of fewer, a small model leaves most of a GPU idle
 _GRADIENTS_OF_DEVICE = 32  # the share of a device's memory that gate gradients of one kind may take: 1/32
 # numbers a token, block and width of a block that is differentiated, beside what spaces keep of linear layers
@@ -45,7 +45,7 @@ def size_in_words(count: int) -> str:
 def tokens_at_once(
     model: AttributableModel, spaces: Iterable[OperatorSpace | type[OperatorSpace]], layer: int
 ) -> int:
-    """Padded tokens of a batch whose gate gradients are taken: 4,096, or as many as memory is allowed for.
+    """Padded tokens of a batch whose gate gradients are taken: 1,024, or as many as memory is allowed for.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def tokens_at_once(
 
 
 def chunks_at_once(device: torch.device, gate_size: int) -> int:
-    """Chunks whose gate gradients are held together: 32 in memory, more where a device has room for them.
+    """Chunks whose gate gradients are held together: 8 in memory, more where a device has room for them.
 
     Parameters
     ----------

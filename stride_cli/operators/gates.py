@@ -75,8 +75,9 @@ def gate_rows(gates: Gates, rows: np.ndarray | slice) -> np.ndarray:
     codes = np.asarray(gates.codes[rows])
     wide = np.zeros((len(codes), 8 * codes.shape[2]), np.float32)
     for plane in range(codes.shape[1]):
-        wide += np.float32(1 << plane) * (2.0 * np.unpackbits(codes[:, plane], axis=1) - 1.0)
-    wide *= gates.step[rows, None]
+        wide += np.float32(1 << plane) * np.unpackbits(codes[:, plane], axis=1)
+    wide -= np.float32((1 << codes.shape[1]) - 1) / 2
+    wide *= 2 * gates.step[rows, None]
     signs, flips = _signs_of(gates.size)
     turned(wide, flips, back=True)
     wide *= signs

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.models.protocol import AttributableModel
 
-_BYTES = 256 << 20  # logits held at once (float32): alg:microbatch
+_BYTES = 64 << 20  # logits held at once (float32): alg:microbatch
 _OF_DEVICE = 96  # the share of a device's memory that they may take, where that is more: 1/96
 
 

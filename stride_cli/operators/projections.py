@@ -150,12 +150,16 @@ class Projections:
         """Give name within the index's group of operators → values, for `read_projections`."""
         return {"projection_codes": self.codes, "projection_step": self.step}
 
-    def asked(self, gradients: Sequence[torch.Tensor]) -> AskedProjections:
-        """Fold queries' `gradients`, one (Q, p) float32 a space, so that ``scored_i g_i · g_q`` can be
-        estimated for every projected chunk."""
+    def asked(self, *batches: Sequence[torch.Tensor]) -> AskedProjections:
+        """Fold queries' gradients, of each batch one (Q, p) float32 a space, so that ``scored_i g_i · g_q``
+        can be estimated for every projected chunk."""
         # as chunks were folded, or products mean nothing
-        folding = _folding(sum(gradient.shape[1] for gradient in gradients), 8 * self.size, self.seed)
-        return AskedProjections(self, *bit_planes(folding(gradients)))
+        folding = _folding(sum(own.shape[1] for own in batches[0]), 8 * self.size, self.seed)
+        # few at a time: what is made of them on the way is several times their planes
+        few = (zip(*(own.split(_QUERIES_AT_ONCE) for own in batch), strict=True) for batch in batches)
+        found = [bit_planes(folding(group)) for groups in few for group in groups]
+        planes, units, noise = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return AskedProjections(self, planes, units, noise)
 
     def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
         """Estimate for every chunk that is projected, (Q, n) float32, with (Q,) float32 how exact they are:

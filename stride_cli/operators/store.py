@@ -90,9 +90,9 @@ class Operators:
     @cached_property
     def usual_length(self) -> float:
         """Root mean square length of subsets' gates, all spaces together, of the first few subsets."""
-        some = np.arange(min(_SOME, self.n_subsets))
-        rows = (gate_rows(gate, some).astype(np.float64) for gate in self.gates)
-        return float(np.sqrt(sum(float(np.square(each).sum(axis=1).mean()) for each in rows)))
+        count = min(_SOME, self.n_subsets)
+        rows = (gate_rows(gate, slice(k, k + 1)) for gate in self.gates for k in range(count))
+        return float(np.sqrt(sum(float(np.square(each).sum(dtype=np.float64)) for each in rows) / count))
 
     @property
     def coverage(self) -> float:
