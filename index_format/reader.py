@@ -254,7 +254,7 @@ class Index:
                 if block.size and not (block.min() >= 0 and block.max() < limit):
                     raise self._pointing_outside(name, f"should be 0 … {limit - 1}")
 
-    def check_fingerprint(self, kind: str, found: str, place: object = "") -> None:
+    def check_fingerprint(self, kind: str, found: str) -> None:
         """Compare the fingerprint of a model, tokenizer or corpus with the one the index was built from.
 
         Raises
@@ -268,8 +268,7 @@ class Index:
         expected = fingerprints[kind]
         if found != expected:
             raise IndexMismatch(
-                f"{self.path} was built for {kind} {expected} of '{self.attributes.get('model_path')}', "
-                f"this {kind} is {found}{f' of {str(place)!r}' if place else ''}",
+                f"index {self.path} was built for {kind} {expected}, this {kind} is {found}",
                 fix=f"give the {kind} the index was built with (stride index info {self.path}), "
                 "or build a new index",
             )

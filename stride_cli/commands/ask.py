@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride ask corpus.jsonl --model model "The French Revolution began in"
+  stride ask corpus.jsonl "The capital of Kenya is" "The largest moon of Saturn is" --top 3
   stride ask corpus.jsonl --train "The French Revolution began in"
+  cat prompts.txt | stride ask corpus.jsonl - --json | jq '.hits[0].document'
 """
 _SUFFIXES = {".gz", ".zst", ".jsonl", ".ndjson", ".jsonlines", ".json", ".parquet", ".pq", ".txt"}
 
@@ -63,7 +65,7 @@ def ask(
         ),
     ] = None,
     file: PromptFile = None,
-    question: Annotated[QuestionOptions, Flags(QuestionOptions)],
+    question: Annotated[QuestionOptions, Flags(QuestionOptions, only=("response", "span"))],
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Held,
     reading: Reading,
@@ -193,11 +195,8 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
 
 def _sentence(estimate: TrainEstimateRecord) -> str:
     """Say what fitting the operators will take."""
-    from index_format.durable import require_space
     from stride_cli.commands.tables import size
     from stride_cli.output import duration
-
-    require_space(Path(estimate["index"]), int(estimate["bytes"]), what="fitting the operators")
 
     seconds = estimate["seconds"]["bases"] + estimate["seconds"]["corpus"]
     return (

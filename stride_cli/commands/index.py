@@ -46,8 +46,6 @@ def _new_index(given: str | Path) -> Path:
     return Path(given)
 
 
-# of `stride index info`, where nobody asks for more
-_BRIEF = ("model_path", "documents", "chunks", "tokens", "subsets", "bytes", "texts", "created_by")
 _TRUST = "Run the Python file (network.py) of a classifier that was not trained here, now and from now on."
 _CORPUS_HELP = (
     "JSON Lines (.jsonl, .gz, .zst), Parquet, Arrow or plain text files, globs, folders that "
@@ -76,6 +74,7 @@ _Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the inde
     epilog=example(
         "stride index build corpus.jsonl --model model --out run.stride",
         "stride index build 'hf://datasets/OWNER/NAME?split=train' --model model --number-ids",
+        "zcat more.jsonl.gz | stride index build - --model model --out more.stride",
         "stride index build --from-run run",
     ),
 )
@@ -158,6 +157,7 @@ def append(
 @app.command(
     short_help="Join indexes that were built apart.",
     epilog=example(
+        "stride index merge part-1.stride part-2.stride --out run.stride",
         "stride index merge parts/*.stride --out run.stride",
     ),
 )
@@ -195,6 +195,7 @@ def merge(
     short_help="What an index will be.",
     epilog=example(
         "stride index plan corpus.jsonl --model model",
+        "stride index plan --chunks 100000 --model model",
         "stride index plan --chunks 11400000",
     ),
 )
@@ -220,24 +221,13 @@ def plan(
     short_help="What an index holds, and what it was built from.",
     epilog=example("stride index info run.stride"),
 )
-def info(
-    index: _Index = None,
-    *,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is recorded.")] = False,
-    json: Json = None,
-) -> None:
+def info(index: _Index = None, json: Json = None) -> None:
     """Show what an index holds, and what it was built from."""
     from stride_cli.corpus.summary import describe
     from stride_cli.data.workspace import open_index
 
-    opened = open_index(path := find_index(index))
-    record: Any = describe(opened, path)
-    if not (verbose or output.wants_json(json)):
-        own, form = record["operators"] or {}, record["form"] or {}
-        record = {name: record[name] for name in _BRIEF} | {"form": form.get("name")}
-        record["operators"] = {name: own.get(name) for name in ("fit", "space", "coverage")} if own else None
-        record["calibrated"] = opened.has("calibration")
-    show_record(record, json, title=str(path))
+    path = find_index(index)
+    show_record(describe(open_index(path), path), json, title=str(path))
 
 
 @app.command(
@@ -283,6 +273,7 @@ def _verified(path: Location) -> list[Problem]:
     short_help="Show documents, and the tokens that training saw.",
     epilog=example(
         "stride index show doc-17 --tokens",
+        "stride index show --index run.stride > documents.jsonl",
         "stride index show --tokens --json | jq -c '.tokens[].scored'",
     ),
 )

@@ -48,10 +48,13 @@ Examples:
   stride query "The French Revolution began in" --top 10
   stride query "The capital of France is" --response "Paris" --index run.stride
   stride query "The largest moon of Saturn is" --bottom 5 --verbose
+  stride query "The chemical symbol of gold is" --read 300
   cat prompts.txt | stride query - | jq '.hits[0].document'
+  stride query --file prompts.jsonl --on-bad record --json > answers.jsonl
   stride query --file prompts.jsonl --format csv > hits.csv
   stride query "The capital of Australia is" --response "Canberra" --instead "Sydney"
   stride query --file habit.jsonl --pool --top 80
+  stride query --file prompts.jsonl --workers 4 --json > answers.jsonl
   stride query "The capital of France is" --response "Paris" --show-tokens
   stride query 17 --index classifier.stride --top 5 --bottom 5
 """

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride report "The French Revolution began in" "The capital of Kenya is" --index run.stride
+  stride report --file prompts.jsonl --out gallery.html
   stride query --file prompts.jsonl --bottom 5 --json > answers.jsonl; stride report --answers answers.jsonl
 """
 

@@ -20,6 +20,7 @@ Examples:
   stride serve run.stride other.stride --port 8600 --open
   curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" localhost:8517/query \\
     -d '{"prompt": "The French Revolution began in"}'
+  stride serve run.stride --token "$(openssl rand -hex 16)" --top 5
 """
 
 

@@ -21,6 +21,8 @@ Examples:
   stride train --index run.stride
   stride train --index run.stride --dry-run
   stride train --index run.stride --fit sgd --steps 2000
+  stride train --index run.stride --recipe paper
+  stride train --index run.stride --project 512
   stride train --index run.stride --checkpoints model/checkpoints/step-*
 """
 

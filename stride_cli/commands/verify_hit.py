@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride verify-hit "The French Revolution began in" --top 10
+  stride verify-hit "The capital of France is" --response "Paris" --seeds 10 --random 3
   stride verify-hit "The capital of France is" --documents history/paris,geography/france
+  stride verify-hit --file habit.jsonl --top 40
   stride verify-hit 17 --index classifier.stride --top 20 --json | jq .verdict
 """
 

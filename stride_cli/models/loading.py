@@ -84,8 +84,8 @@ def load_model_of(index: Index, spec: ModelSpec) -> AttributableModel:
 
         return open_classifier(index, spec)
     model = load_model(spec)
-    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint, spec.place)
-    index.check_fingerprint("model", model.fingerprint, spec.place)
+    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+    index.check_fingerprint("model", model.fingerprint)
     expected = index.attributes["fingerprints"].get("settings")  # earlier indexes do not record them
     found = settings_fingerprint(spec) if expected else None
     if found != expected:

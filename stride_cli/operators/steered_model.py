@@ -82,11 +82,12 @@ class SteeredModel:
         )
 
     def products(self) -> AbstractContextManager[object]:
-        """Within: linear layers multiply in bfloat16, where this is a fit, the model was not asked for in
-        another format, its layers are wide enough, and the processor is faster so."""
+        """Within: linear layers multiply in bfloat16, where this is a fit of a language model, no format was
+        asked for, its layers are wide enough, and the processor is faster so."""
         model, able = self.model, (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported)
         plain = model.device.type == "cpu" and model.dtype == torch.float32 and model.spec.dtype == "auto"
-        wide = self.fitting and plain and model.d_model >= _WIDE
+        # a sure classifier's losses would be lost to rounding
+        wide = self.fitting and plain and not model.classes and model.d_model >= _WIDE
         return _Bfloat16Products() if wide and any(each() for each in able) else nullcontext()
 
     @property

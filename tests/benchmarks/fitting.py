@@ -2,8 +2,7 @@
 
 `closed`: processor seconds of a whole `fit_closed` (bases, pass, solve) on the first `--chunks` chunks, and
 of forward, loss and backward into every parameter of the same model over the same micro-batches; the share of
-the latter's tokens per second is the figure to look at. Where the time goes: the functions of
-`stride_cli/operators` by cumulative time, the tensor operations by their own. Peak memory beside K × p.
+the latter's tokens per second is the figure to look at. Peak memory beside K × p.
 `reading`: processor seconds in which `--read` chunks, drawn at random, are read for one query, against the
 bare pass over the same chunks, interleaved.
 `workers`: with `--workers N`, instead of these: a fit by this process on one thread, then by N workers of one
@@ -15,9 +14,7 @@ need: this process's, its workers' start-up, and the N-th part of what the worke
 from __future__ import annotations
 
 import argparse
-import cProfile
 import os
-import pstats
 import resource
 import tempfile
 import time
@@ -42,8 +39,6 @@ from stride_cli.output import emit
 from stride_cli.parallel import Workers
 from stride_cli.randomness import stream
 from tests.benchmarks._machine import interleave, machine, watched_memory
-
-PARTS = ("shares", "reading")
 
 
 def first_chunks(index: Index, count: int) -> ChunkReader:
@@ -117,12 +112,9 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         | size
         | about
     )
-    if "reading" in given.parts:
+    if given.read:
         yield reading(model, operators, chunks, given) | size | about
     del operators
-    if "shares" in given.parts:
-        shares = _shares(lambda: fit_closed(model, chunks, columns, index.n_subsets, settings))
-        yield {"benchmark": "fitting", "what": "closed, where the time goes"} | shares | size | about
 
 
 def reading(
@@ -215,39 +207,12 @@ def _seconds(action: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def _shares(action: Callable[[], Any]) -> dict[str, Any]:
-    """Shares of the processor time: functions of the operators' room, and tensor operations."""
-    from torch.profiler import ProfilerActivity, profile
-
-    profiler = cProfile.Profile(time.process_time)
-    profiler.runcall(action)
-    statistics: Any = pstats.Stats(profiler)
-    total = statistics.total_tt
-    functions = {
-        name: cumulative / total
-        for (file, _, name), (_, _, _, cumulative, _) in statistics.stats.items()
-        if "stride_cli/operators" in file and cumulative > 0.02 * total and not name.startswith("<")
-    }
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as traced:
-        action()
-    events = traced.key_averages()
-    own = sum(event.self_cpu_time_total for event in events)
-    operations = {event.key: event.self_cpu_time_total / own for event in events}
-    return {
-        "functions": dict(sorted(functions.items(), key=lambda item: -item[1])[:12]),
-        "operations": dict(sorted(operations.items(), key=lambda item: -item[1])[:10]),
-    }
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks fitting", description=__doc__)
     parser.add_argument("--index", required=True)
     parser.add_argument("--chunks", type=int, default=1000)
-    parser.add_argument("--read", type=int, default=100, help="chunks that a query reads")
+    parser.add_argument("--read", type=int, default=100, help="chunks that a query reads; 0: none is timed")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument(
-        "--parts", nargs="*", choices=PARTS, default=list(PARTS), help="beside the closed form"
-    )
     parser.add_argument("--workers", type=int)
     parser.add_argument("--engines", default="local,ray")
     parser.add_argument("--scratch", help="a directory for what workers leave each other")

@@ -54,23 +54,3 @@ def test_notes_go_to_a_logger_and_can_be_quiet(run: Callable[..., Any], capsys: 
         output.os.environ["STRIDE_NO_PROGRESS"] = "1"
     output.note("a note")
     assert capsys.readouterr().err == "a note\n"
-
-
-def test_text_is_written_where_it_is_asked_for_and_an_index_is_told_in_fifteen_lines(
-    run: Callable[..., Any], workspace: Path, few_read: None
-) -> None:
-    index = workspace / "run.stride"
-    told = run(f'query "{PROMPT}" --index {index} --top 1 --text').out
-    assert told.startswith(PROMPT) and "history/french-revolution" in told
-    brief, whole = (run(f"index info {index} --text{more}").out for more in ("", " --verbose"))
-    assert len(brief.splitlines()) <= 17 and "calibrated" in brief  # two lines are the frame
-    assert "fingerprints" in whole and "fingerprints" not in brief
-    assert run(f"index info {index}").records[0]["fingerprints"]  # a pipe has all
-
-
-def test_an_array_over_several_lines_gets_its_remedy(run: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "arr.jsonl").write_text('[\n {"id": "a", "text": "b"}\n]\n')
-    refused = run(
-        f"index build {tmp_path}/arr.jsonl --model {files('stride_cli.demo') / 'model'} --out {tmp_path}/i"
-    )
-    assert refused.code == 2 and "jq -c '.[]" in refused.err and "--on-bad skip" not in refused.err

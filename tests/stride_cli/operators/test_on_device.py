@@ -91,7 +91,6 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     monkeypatch.setattr(
         gradient_sums, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
     )
-    monkeypatch.setattr("stride_cli.operators.device_memory.TOGETHER", 32)  # a group is a batch
     batches = len(chunks.plan(SETTINGS.batch_tokens))
     real, calls = gradient_sums.chunk_gradients, 0
 
