@@ -82,7 +82,8 @@ def train(
     """
     place = as_place(where)
     named = model or (where.model if isinstance(where, Session) else place.model)
-    fitted = fit_index(place.index, options, model=named, overwrite=overwrite, run=run)
+    judged = calibration is not None
+    fitted = fit_index(place.index, options, model=named, overwrite=overwrite, run=run, resumes=judged)
     if calibration is not None and fitted["fit"] == "closed":
         session = Session.open(place.index, model=named)
         if not session.model.classes:

@@ -106,8 +106,9 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
 
 def _card(number: int, answer: ShownAnswer) -> str:
     record = answer.record
+    sourced = any(hits and not quiet for _, hits, quiet in sections(record)[:1])  # else nothing is marked
     response = "".join(
-        f'<span class="token">{html_text(piece)}</span>' if scored else html_text(piece)
+        f'<span class="token">{html_text(piece)}</span>' if scored and sourced else html_text(piece)
         for piece, scored in answer.pieces
     )
     origin = "the model’s own continuation" if record["generated"] else "a given response"
@@ -129,7 +130,7 @@ def _card(number: int, answer: ShownAnswer) -> str:
             _judged(record),
             _hits(answer),
             "<details><summary>How far to trust this, and how it was measured</summary>",
-            f"<p>{html_text(conclude(record))}</p>",
+            f'<p>{html_text(conclude(record))}</p><p class="faint">{html_text(how_found(record))}.</p>',
             f'<ul class="caveats">{listed}</ul>' if listed else "",
             _plot(answer),
             _certificate(answer),
@@ -159,8 +160,8 @@ def _hits(answer: ShownAnswer) -> str:
             parts.append(f'<details class="quiet"><summary>{title} ({len(hits)})</summary>{listed}</details>')
         else:
             parts.append(f"<h3>{title}</h3>{listed}")
-    said = ". ".join(filter(None, [fewer(record), how_found(record)]))
-    return "\n".join([*parts, f'<p class="faint">{html_text(said)}.</p>'])
+    said = fewer(record)
+    return "\n".join([*parts, f'<p class="faint">{html_text(said)}.</p>' * bool(said)])
 
 
 def _hit(hit: ShownHit, answer: ShownAnswer, quiet: bool) -> str:

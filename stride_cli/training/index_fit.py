@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -45,6 +46,7 @@ def fit_index(
     model: AttributableModel | GivenModel | None = None,
     overwrite: bool = False,
     run: FitRunOptions | None = None,
+    resumes: bool = False,
 ) -> TrainRecord:
     """Fit the operators of an index and publish them in it; an interrupted fit continues.
 
@@ -58,6 +60,7 @@ def fit_index(
     overwrite : replace operators that are already there
     run : who fits, and how often an unfinished fit is saved; workers open the model where it was
         loaded from
+    resumes : where operators are there, fitted by default, and no calibration: do nothing, which comes next
 
     Returns
     -------
@@ -94,6 +97,14 @@ def fit_index(
     if adds and not (isinstance(options, ClosedOptions) and options.project):
         # a kill may have fallen between the fit and its calibration
         judged = index.has("calibration") or kind_of_index(index) == "classifier"
+        if resumes and not judged and options == ClosedOptions():
+            note("the operators are there: going on with their calibration")
+            own = index.group_attributes("operators")
+            none, listed = (
+                {"loss": math.nan, "load": 0.0, "fit": 0.0, "write": 0.0},
+                own.get("checkpoints", []),
+            )
+            return _train_record(index_path, index, own, listed, [none] * (1 + len(listed)), (0.0, 0.0))
         raise IndexExists(
             f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
             fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",
@@ -165,10 +176,7 @@ def _check_chunks(
 
 
 def _workers(run: FitRunOptions, index: Index, model: AttributableModel) -> PassWorkers | None:
-    """Choose the workers that fit the operators of an index; None: this process alone.
-
-    The workers of this machine share its cores; a task of Ray has one.
-    """
+    """Choose the workers that fit the operators of an index; None: this process alone."""
     from stride_cli.models.loading import Opener
     from stride_cli.operators.corpus_pass import ModelPlace, PassWorkers
     from stride_cli.parallel import available_bytes, available_cores, check_engine
@@ -231,15 +239,7 @@ def _train_record(
     reports: Sequence[dict[str, Any]],
     around: tuple[float, float],
 ) -> TrainRecord:
-    """Make the record that `fit_index` returns.
-
-    Parameters
-    ----------
-    own : attributes of the group of operators
-    listed : of those of further checkpoints
-    reports : of each model, its loss and seconds (load, fit, write)
-    around : seconds of loading before all models, and of publishing after them
-    """
+    """Make the record that `fit_index` returns; `around` are seconds of loading, and of publishing."""
     return {
         "schema": "stride.train/1",
         "index": str(index_path),

@@ -68,13 +68,12 @@ def test_without_a_calibration_there_is_no_verdict_until_it_is_made(
     assert record["verdict"] is None and record["judged"] is None
     assert all(hit["above_line"] is None for hit in record["hits"])
     # as after a kill between the fit and its calibration
-    again = run(f"train --index {index}")
+    again = run(f"train --index {index} --rank 8")
     assert again.code == 2 and "has operators already, and no calibration" in again.err
     assert "fix: stride calibrate" in again.err
-    outcome = run(f"calibrate --index {index} --nulls 100 --json")
-    assert outcome.code == 0, outcome.err
-    (made,) = outcome.records
-    assert made["schema"] == "stride.calibration/1" and made["nulls"] <= 100
+    outcome = run(f"train --index {index} --nulls 100 --json")
+    assert outcome.code == 0 and "going on with their calibration" in outcome.err, outcome.err
+    assert outcome.records[0]["fit"] == "closed" and outcome.records[0]["seconds"]["fit"] == 0
     assert verdicts(run, index)["judged"]["nulls"] <= 100
     assert run(f"index verify {index}").code == 0
     first, second = Index.open(workspace / "run.stride"), Index.open(index)
