@@ -309,6 +309,7 @@ def _directions(
     inside the span of columns (width, count)."""
     if span is None:
         return _among_all(leading_directions(moment, count, options.damping), width, options.seed)
-    within = torch.linalg.qr(span.to(moment.dtype))[0]
-    units = within[read_units(width, options.seed)].to(moment.device)
-    return (within @ leading_directions(units.T @ moment @ units, count, options.damping).to(within)).float()
+    whole = (moment.triu() + moment.triu(1).T).double()
+    within = torch.linalg.qr(span.to(whole.dtype))[0]
+    units = within[read_units(width, options.seed)].to(whole.device)
+    return (within @ leading_directions(units.T @ whole @ units, count, options.damping).to(within)).float()

@@ -41,9 +41,8 @@ class Moments:
         self._rows[key] += len(rows)
 
     def __getitem__(self, key: Hashable) -> torch.Tensor:
-        """``Σ v vᵀ``, (d, d) float64."""
-        upper = self._sums[key].double()
-        return upper.triu() + upper.triu(1).T
+        """Return the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; nothing of use is below it."""
+        return self._sums[key]
 
     def rows(self, key: Hashable) -> int:
         """Count the rows that were added."""
@@ -51,18 +50,20 @@ class Moments:
 
 
 def leading_directions(moment: torch.Tensor, rank: int, damping: float | None = None) -> torch.Tensor:
-    """Leading eigenvectors of a second moment (d, d), found where that is: (d, rank) float32 on the CPU, each
-    with a positive largest entry.
+    """Leading eigenvectors of a second moment (d, d), by its upper triangle, found where that is: (d, rank)
+    float32 on the CPU, each with a positive largest entry.
 
     With a damping they are divided by the root of (eigenvalue + damping × mean eigenvalue): the columns of
     E (Λ + γ I)^{−1/2}, with which a vector's coordinates have a second moment close to the identity.
     """
     size = len(moment)
     if moment.device.type == "cpu" and 4 * rank <= size:  # a few of them alone: a sixth of the time of all
-        found = scipy.linalg.eigh(moment.float().numpy(), subset_by_index=(size - rank, size - 1))
+        found = scipy.linalg.eigh(
+            moment.float().numpy(), lower=False, subset_by_index=(size - rank, size - 1)
+        )
         values, vectors = map(torch.from_numpy, found)
     else:
-        values, vectors = torch.linalg.eigh(moment)
+        values, vectors = torch.linalg.eigh(moment.double(), UPLO="U")
     leading = vectors.flip(1)[:, :rank]  # they are ascending
     # an eigenvector's sign is free
     largest = leading.gather(0, leading.abs().argmax(dim=0, keepdim=True))
