@@ -10,11 +10,12 @@ from stride_cli.report.drawing import WIDTH, Scale, html_page, label, svg, ticks
 
 COLOURS = 8  # --c0 … --c7
 _LEFT, _RIGHT = 150, 30  # room for the methods' names
-# a dozen columns fit a screen of 1400; plots keep a width at which their words can be read, and scroll below
+# nine columns fit a screen of 1400; on a phone plots are as wide as it, and their words larger
 _WIDE = """
-body { max-width: 84rem; } th { white-space: normal; vertical-align: bottom; }
+body { max-width: 70rem; } th { white-space: normal; vertical-align: bottom; }
 td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 9rem; max-width: 22rem; }
-.warning { color: var(--c1); } .plot svg { min-width: 46rem; }
+.warning { color: var(--c1); } .plot svg { min-width: 46rem; } .found { font-size: 1.15rem; }
+@media (max-width: 48rem) { .plot svg { min-width: 0; } .plot svg text { font-size: 18px; } }
 """
 
 
