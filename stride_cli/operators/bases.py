@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # tokens that second moments are taken from: 64 for every direction, within these bounds
 _SAMPLE_TOKENS = (16_384, 65_536)
+_SCALE_TOKENS = 4096  # that scales are taken from: one number a part is estimated, and no direction
 
 
 def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.ndarray:
@@ -95,7 +96,7 @@ def _observe(
     """Let every space collect what it needs of the sample, and sum the model's distribution of the next token
     over scored positions, (V,) float64."""
     model = watched.model
-    moments = [Moments() for _ in classes]
+    moments = [Moments(rounded=watched.rounds) for _ in classes]
     prediction = torch.zeros(model.vocab_size, dtype=torch.float64, device=model.device)
 
     # labels y' ~ p(· | x): their gradients have F as second moment, E[∇ log p(y') ∇ log p(y')ᵀ]
@@ -110,9 +111,8 @@ def _observe(
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
         seen = Observation(batch, drawn, used, batch.scored.to(model.device))
-        with watched.products():
-            for cls, own in zip(classes, moments, strict=True):
-                cls.observe(seen, own, options)
+        for cls, own in zip(classes, moments, strict=True):
+            cls.observe(seen, own, options)
     return moments, prediction.cpu()
 
 
@@ -128,8 +128,7 @@ def _scale(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) ->
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         return gate_gradients(steered, batch, sampled=uniforms)[0]
 
-    # as few tokens as are ever taken: one number a part is estimated, and no direction
-    rows = _sample(chunks, options.seed, sample_size(0), "curvature sample")
+    rows = _sample(chunks, options.seed, _SCALE_TOKENS, "curvature sample")
     groups = chunks.small_groups(rows, steered.chunks_at_once)
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
     for batch, gradients in ShrinkingBatches().each(batches, of_drawn):

@@ -7,7 +7,6 @@ from collections.abc import Hashable
 
 import scipy.linalg
 import torch
-import torch.nn.functional as F
 
 from stride_cli.models.devices import total_bytes
 
@@ -19,9 +18,11 @@ class Moments:
     """Second moments that one space collects of a sample, by keys of its own: ``Σ v vᵀ``, and how many v.
 
     They stay where the rows are; of a device that has no more room for them, the further ones do not.
+    With `rounded`, rows in float32 are multiplied in bfloat16, and their products added up in float32.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounded: bool = False) -> None:
+        self._low = torch.bfloat16 if rounded else torch.float32
         self._sums: dict[Hashable, torch.Tensor] = {}  # the upper triangle: the lower one is the same
         self._rows: Counter[Hashable] = Counter()
         self._bytes = 0
@@ -35,8 +36,9 @@ class Moments:
             room = total_bytes(own.device) // _OF_DEVICE
             self._sums[key] = own.cpu() if 0 < room < self._bytes else own
         total = self._sums[key]
+        rows = rows.to(self._low) if rows.dtype == torch.float32 else rows
         for start in range(0, len(total), _COLUMNS):
-            own = F.linear(rows[:, start : start + _COLUMNS].T, rows[:, start:].T)
+            own = rows[:, start : start + _COLUMNS].T @ rows[:, start:]
             total[start : start + _COLUMNS, start:] += own.to(total.device)
         self._rows[key] += len(rows)
 

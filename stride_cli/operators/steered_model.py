@@ -81,14 +81,19 @@ class SteeredModel:
             (cast("LayerMatrixSpace", space) for space in self.spaces if space.site == "layers"), None
         )
 
-    def products(self) -> AbstractContextManager[object]:
-        """Within: linear layers multiply in bfloat16, where this is a fit of a language model, no format was
-        asked for, its layers are wide enough, and the processor is faster so."""
+    @property
+    def rounds(self) -> bool:
+        """True where linear layers multiply in bfloat16: in a fit of a language model, if no format was asked
+        for, layers are wide enough, and the processor is faster so."""
         model, able = self.model, (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported)
         plain = model.device.type == "cpu" and model.dtype == torch.float32 and model.spec.dtype == "auto"
         # a sure classifier's losses would be lost to rounding
         wide = self.fitting and plain and not model.classes and model.d_model >= _WIDE
-        return _Bfloat16Products() if wide and any(each() for each in able) else nullcontext()
+        return wide and any(each() for each in able)
+
+    def products(self) -> AbstractContextManager[object]:
+        """Within: linear layers multiply as `rounds` says."""
+        return _Bfloat16Products() if self.rounds else nullcontext()
 
     @property
     def gate_size(self) -> int:
