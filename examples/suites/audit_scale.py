@@ -2,7 +2,7 @@
 
     python examples/suites/audit_scale.py gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz --model MODEL --work NEW
 
-A document is three sentences of different training problems with longer numbers. Half of the problems are in
+A document is some sentences of different training problems with longer numbers. Half of the problems are in
 the corpus once. With --instruct all documents, and all problems, begin alike. Prints processor seconds, and
 the peak of memory in MB, of building the index and of finding the problems, each in a process of its own; and
 how many of those that are there are found, and of the others.
@@ -34,7 +34,7 @@ def write_corpus(chosen: argparse.Namespace) -> None:
     where = dict(zip(planted, items[::2], strict=False))
     with (chosen.work / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for number in range(chosen.documents):
-            drawn = " ".join(sentences[i] for i in random.integers(len(sentences), size=3))
+            drawn = " ".join(sentences[i] for i in random.integers(len(sentences), size=chosen.sentences))
             text = begin + re.sub(r"\d+", f"\\g<0>{number % 97}", drawn)
             file.write(json.dumps({"id": str(number), "text": where.get(number, text)}) + "\n")
     (chosen.work / "items.json").write_text(json.dumps(items), encoding="utf-8")
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="an empty folder")
     parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--sentences", type=int, default=3, help="of a document")
     parser.add_argument("--items", type=int, default=1_000)
     parser.add_argument("--instruct", action="store_true")
     parser.add_argument("--step", choices=STEPS, help="only this, of a folder that is there")
@@ -85,7 +86,8 @@ def main() -> None:
     chosen.work.mkdir(parents=True, exist_ok=True)
     write_corpus(chosen)
     record = {"table": "scale", "documents": chosen.documents, "items": chosen.items}
-    record["instruct"] = chosen.instruct
+    size = (chosen.work / "corpus.jsonl").stat().st_size
+    record |= {"sentences": chosen.sentences, "instruct": chosen.instruct, "corpus_mb": size / 1e6}
     for step in STEPS:
         done = subprocess.run([sys.executable, *sys.argv, "--step", step], stdout=subprocess.PIPE, check=True)
         record[step] = json.loads(done.stdout)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LEAKED, PRESENT, NOTHING, UNDECIDED = "leaked and learnt", "present, no effect", "no evidence", "undecided"
 VERDICTS = (LEAKED, PRESENT, UNDECIDED, NOTHING)
 _POWER = 0.5  # below, an effect that is not found is no evidence that there is none
+_ALIKE = 300  # controls that are put as copies are, at most: each kind takes as many again
 _WIDE, _PASSAGE = 60, 700  # characters around a copy that are shown, and of a copy
 
 
@@ -212,7 +213,7 @@ def controls_alike(
     for kind in {own.kind for own in held.values()} - {ITEM}:
         rows = [row for row, own in held.items() if own.kind == kind]
         split = float(np.median([held[row].split for row in rows]))
-        put = (held[rows[0]].put(each.document, split) for each in against)
+        put = (held[rows[0]].put(each.document, split) for each in against[:_ALIKE])
         made = tokenized(list(filter(None, put)), rejected=lambda *bad: None)
         if len(made) >= FEWEST:
             alike[kind], kinds[rows] = made, kind

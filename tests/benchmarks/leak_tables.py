@@ -56,5 +56,6 @@ def null() -> str:
         false = f"{each['fifties_with_discoveries']} of {each['fifties']}"
         controls = f"{each['controls']}, {each['count']:,}"
         label = f"{each['corpus']}, {MODELS[each['model']]}"
+        label += f"; items as {each['form']}" if each.get("form", each["corpus"]) != each["corpus"] else ""
         lines.append([label, controls, f"{each['items']:,}", *below, distance, false])
     return markdown(lines)
