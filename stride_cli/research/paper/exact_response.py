@@ -152,15 +152,15 @@ def choose_step(steered: SteeredModel, batch: Batch, *, seed: int) -> tuple[floa
 
 
 def probe_batch(chunks: ChunkReader, seed: int) -> Batch:
-    """Take two scored chunks, cut to 64 tokens: enough to see where the response stops being linear."""
+    """Take two scored chunks, cut to 32 tokens: enough to see where the response stops being linear."""
     rows, tokens, weights = [], [], []
     for row in stream(seed, "step probes", 1).permutation(chunks.n_chunks):
         ids, mask = chunks.chunk(int(row))
-        start = max(0, int(mask.argmax()) - 32)
-        if mask[start : start + 64].sum() > 0:
+        start = max(0, int(mask.argmax()) - 16)
+        if mask[start : start + 32].sum() > 0:
             rows.append(int(row))
-            tokens.append(ids[start : start + 64])
-            weights.append(mask[start : start + 64])
+            tokens.append(ids[start : start + 32])
+            weights.append(mask[start : start + 32])
         if len(rows) == 2:
             break
     return pad_batch(np.asarray(rows), tokens, weights)
