@@ -238,7 +238,7 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     records = [json.loads(line) for line in shell(evaluated).splitlines()]
     assert [r.get("method") for r in records] == [None, "stride", "tfidf", "ekfac", "trak"]
     assert all("error" not in record for record in records)
-    assert (shell.directory / "comparison.html").stat().st_size > 10_000
+    assert (shell.directory / "comparison.html").stat().st_size > 5_000
     # what a method names for a group of prompts, taken out: fewer models, each of fewer steps
     asked = {"group": "france", "prompt": "The French Revolution began in", "response": " 1789"}
     asked |= {"instead": " 1848", "causes": ["history/french-revolution"]}
