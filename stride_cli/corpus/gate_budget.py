@@ -44,7 +44,7 @@ LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; se
 # bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
 # are no more than so many
 _LEAST_PROJECTED = 512
-_PROJECTED = ((1 << 18, 1 << 28), (8192, 1 << 30))
+_PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
 _OF_ANY_GATES = 32_768  # beyond that, no more than a sign for every two gates
 MOST_PROJECTED = 1 << 18  # bytes of a chunk's projection: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
@@ -88,18 +88,18 @@ def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> 
     return inside + 2 * logit_gates(n_subsets, inside, 2, all_weights=finetuned) + pairs
 
 
-def default_projection(n_chunks: int, n_gates: int) -> int:
-    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 262,144.
+def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:
+    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 131,072.
 
     Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is no more than a
-    sign for every two of the p gates: to turn more takes as long as it helps.
+    sign for each of the p gates of a fine-tuned model, for every two of one that was trained from scratch.
 
     By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients
     (`tests/benchmarks/results/estimated.jsonl`); of 480 chunks and 3.2 million gates 32,768 bytes have .685
     of LDS, 65,536 .690, 262,144 .700, and the gradients .704.
     """
-    found = [min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED]
-    return max(_LEAST_PROJECTED, min(max(found), max(_OF_ANY_GATES, _power(n_gates // 16))))
+    found = max(min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED)
+    return max(_LEAST_PROJECTED, min(found, max(_OF_ANY_GATES, _power(n_gates // (8 if finetuned else 16)))))
 
 
 def _power(value: int) -> int:

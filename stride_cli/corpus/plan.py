@@ -142,7 +142,7 @@ def plan_index(
     }
     fit_bytes = 4 * k * p
     one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * (gate_bits(p) * -(-p // 8) + 4)
-    size = default_projection(n, p) if options.project is None else options.project
+    size = default_projection(n, p, finetuned=finetuned) if options.project is None else options.project
     projected = projected_bytes(n, size)
     models = 1 + options.checkpoints
     return {

@@ -317,7 +317,11 @@ def _closed(
     size = (
         0
         if classifier
-        else default_projection(index.n_chunks, known_gates(names, ranks, model, given["n_buckets"]))
+        else default_projection(
+            index.n_chunks,
+            known_gates(names, ranks, model, given["n_buckets"]),
+            finetuned=not model.pretrained,
+        )
     )
     chosen = replace(chosen, project=size if options.project is None else options.project)
     if classifier or options.checkpoints:  # checkpoints are a sum over training themselves

@@ -3,10 +3,10 @@
     z_i = h(G_i),   G_i = scored_i g_i        kept of chunk i:  sign(z_i), step_i = Σ_j z_ij² / Σ_j |z_ij|
     G_i · g_x  ≈  z_i · h(g_x)  ≈  step_i · Σ_j sign(z_ij) h(g_x)_j
 
-h folds the p gates of all spaces into r numbers, in stretches at random places and with random signs. Their
-products are those of the gates up to noise of ‖G‖ ‖g‖ / √r (Weinberger et al., ICML 2009). Then Hadamard
-matrices turn the numbers, which changes no product. Each number is now a sum of very many gates, and nearly
-Gaussian; without turning, the sign of a number that holds few gates would be that of the largest alone.
+h folds the p gates of all spaces into r numbers, in stretches in random order and with random signs. Their
+products are those of the gates up to noise of ‖G‖ ‖g‖ √(1 / r − 1 / p) (Weinberger et al., ICML 2009). Then
+Hadamard matrices turn the numbers, which changes no product. Each number is now a sum of very many gates, and
+nearly Gaussian; without turning, the sign of a number that holds few gates would be that of the largest.
 h needs no sample of the corpus, and gives a chunk the same bits whatever else is there. So it is made in the
 pass that adds up the subsets, and a chunk that is appended gets the bits that it would have had.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stride_cli.data.batches import Batch
     from stride_cli.operators.device_sums import DeviceFolding
 
-FORM = 2  # of h, in an index: 1 was not turned
+FORM = 3  # of h, in an index: 1 was not turned, in 2 more gates fell together
 PLANES = 3  # bits of each of a query's numbers: eight find as much
 STRETCH = 64  # gates that are folded side by side
 # by bits: larger numbers, in units of their root mean square, count as that large
@@ -59,10 +59,9 @@ class Folding:
         random = stream(seed, "projection folding")
         self.count = count
         self._on_device: DeviceFolding | None = None
-        # anywhere: what has a pattern in its own space, as the leading directions of a matrix, meets nothing
-        # of the kind where gates fall together
-        # a stretch may run over the end, and goes on at the beginning
-        self._starts = random.integers(0, count, -(-size // STRETCH))
+        # in random order: what has a pattern in its own space, as the leading directions of a matrix, meets
+        # nothing of the kind where gates fall together; and no place has two more of them than another
+        self._starts = random.permutation(-(-size // STRETCH)) * STRETCH % count
         self._signs = random_signs(random, size)
         # between two turns, of which the second would undo the first
         self._flips = random_signs(random, count)

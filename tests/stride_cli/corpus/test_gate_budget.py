@@ -38,12 +38,12 @@ def test_more_subsets_never_mean_more_gates_each(fewer: int, more: int, tokens: 
     assert default_gates(fewer, 0) >= default_gates(fewer, tokens)  # an unknown corpus may be large
 
 
-@given(n_chunks=st.integers(0, 10**9), n_gates=st.integers(1, 1 << 23))
+@given(n_chunks=st.integers(0, 10**9), n_gates=st.integers(1, 1 << 23), finetuned=st.booleans())
 def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
-    n_chunks: int, n_gates: int
+    n_chunks: int, n_gates: int, finetuned: bool
 ) -> None:
-    size = default_projection(n_chunks, n_gates)
+    size = default_projection(n_chunks, n_gates, finetuned=finetuned)
     check_projection(size)
     assert 512 <= size <= MOST_PROJECTED and (size == 512 or size * n_chunks <= 1 << 30)
-    assert size <= 32_768 or 16 * size <= n_gates
-    assert size <= default_projection(n_chunks // 2, 2 * n_gates)
+    assert size <= 32_768 or (8 if finetuned else 16) * size <= n_gates
+    assert size <= default_projection(n_chunks // 2, 2 * n_gates, finetuned=finetuned)
