@@ -32,11 +32,10 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 # the feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
-# subsets of a language model's chunks where none are asked for, at most: projections tell chunks apart for
-# fewer bytes, and K × p sums are what a fit has in memory
-MOST_WITH_PROJECTIONS = 64
+# K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
+# memory. Fine-tuned, where subsets tell more, up to 256 while the sums are no more than so many
+FEWEST_SUBSETS, _MOST_SUBSETS, _ALL_SUMS = 64, 256, 1 << 27
 PACKED_BYTES = 4 << 20  # more gates (as float32) are stored in a few bits each: see `gate_bits`
-_SINGLE_BITS = 1 << 16
 # of pairs of tokens, each of which has a gate of its own
 PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
@@ -70,9 +69,21 @@ def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = 
 
 
 def gate_bits(n_gates: int, *, whitened: bool = True) -> int:
-    """Choose the bits of a packed gate: one has an error of .8 / √p of the product of two lengths, which is
-    little where p is large; operators without projections beside them keep more."""
-    return 1 if whitened and n_gates >= _SINGLE_BITS else 4
+    """Choose the bits of a packed gate: products by two are wrong by .4 / √p of two lengths, which is little
+    where p is large; operators without projections beside them keep more."""
+    return 2 if whitened and n_gates >= 1 << 16 else 4
+
+
+def gate_bytes(n_subsets: int, n_gates: int) -> int:
+    """Return the bytes on disk of a language model's gates."""
+    packed, whole = gate_bits(n_gates) * -(-n_gates // 8) + 4, 4 * n_gates
+    return n_subsets * (whole if n_subsets * whole <= PACKED_BYTES else packed)
+
+
+def most_subsets(n_layers: int, width: int) -> int:
+    """Choose the most subsets of a fine-tuned model by default; its linear layers have about 8 L d² gates."""
+    gates = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
+    return min(_MOST_SUBSETS, max(FEWEST_SUBSETS, _ALL_SUMS // gates))
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
@@ -93,10 +104,6 @@ def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) 
 
     Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is no more than a
     sign for each of the p gates of a fine-tuned model, for every two of one that was trained from scratch.
-
-    By 8,192 bytes, unread, chunks are ranked nearly as by their own gradients
-    (`tests/benchmarks/results/estimated.jsonl`); of 480 chunks and 3.2 million gates 32,768 bytes have .685
-    of LDS, 65,536 .690, 262,144 .700, and the gradients .704.
     """
     found = max(min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED)
     return max(_LEAST_PROJECTED, min(found, max(_OF_ANY_GATES, _power(n_gates // (8 if finetuned else 16)))))

@@ -6,13 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import (
-    PACKED_BYTES,
-    default_gates,
-    default_projection,
-    gate_bits,
-    projected_bytes,
-)
+from stride_cli.corpus.gate_budget import default_gates, default_projection, gate_bytes, projected_bytes
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.schema.index_records import IndexPlanRecord
@@ -140,8 +134,7 @@ def plan_index(
         "design/columns": 2 * n * d,
         "design/row_offsets": 8 * (k + 1),
     }
-    fit_bytes = 4 * k * p
-    one_model = fit_bytes if fit_bytes <= PACKED_BYTES else k * (gate_bits(p) * -(-p // 8) + 4)
+    fit_bytes, one_model = 4 * k * p, gate_bytes(k, p)
     size = default_projection(n, p, finetuned=finetuned) if options.project is None else options.project
     projected = projected_bytes(n, size)
     models = 1 + options.checkpoints

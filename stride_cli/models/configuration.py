@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stride_cli.corpus.gate_budget import FEWEST_SUBSETS, most_subsets
 from stride_cli.errors import ModelError
 from stride_cli.models.spec import GivenModel, ModelSpec, place_of
 from stride_cli.remembered import recall, remember
@@ -122,6 +123,7 @@ def read_object(file: Path) -> dict[str, Any] | None:
 
 # the names that model families give them
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
 
 
 def context_length(model: GivenModel) -> int | None:
@@ -135,6 +137,21 @@ def context_length(model: GivenModel) -> int | None:
 def vocabulary_size(model: GivenModel) -> int | None:
     """Return how many tokens a checkpoint has rows for; None when unknown. An adapter may have more rows."""
     return None if is_adapter(place_of(model)) else first_positive(read_configuration(model), ("vocab_size",))
+
+
+def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
+    """Return the most subsets of an index for a checkpoint, where none are asked for.
+
+    A small fine-tuned one has more. Raises as `context_length`.
+    """
+    # an adapter's layers have no more directions than its rank
+    if is_adapter(place_of(model)) or not finetuned:
+        return FEWEST_SUBSETS
+    config = read_configuration(model)
+    depth, width = first_positive(config, _DEPTHS), first_positive(config, _WIDTHS)
+    if depth is None or width is None:
+        return FEWEST_SUBSETS
+    return most_subsets(depth, width)
 
 
 def first_positive(config: Any, names: Sequence[str]) -> int | None:

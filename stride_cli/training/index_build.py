@@ -45,10 +45,10 @@ def build_index(
     CorpusError, ModelError, UsageError, IndexExists, IndexBusy, IndexIncomplete, StorageFull
     """
     from stride_cli.corpus import build
-    from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.configuration import context_length, vocabulary_size
     from stride_cli.models.language.fingerprints import settings_fingerprint, tokenizer_fingerprint
+    from stride_cli.models.language.language_recipe import most_subsets
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
@@ -74,7 +74,7 @@ def build_index(
         path=str(local.absolute()) if local.exists() else place,
         context=context_length(spec),
         settings_fingerprint=settings_fingerprint(spec),
-        most_subsets=MOST_WITH_PROJECTIONS,
+        most_subsets=most_subsets(spec),
         form=form,
         vocabulary=vocabulary_size(spec),
     )

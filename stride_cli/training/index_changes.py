@@ -29,8 +29,8 @@ def plan_index(
     """
     from stride_cli.corpus import plan
     from stride_cli.corpus.build import survey_corpus
-    from stride_cli.corpus.gate_budget import MOST_WITH_PROJECTIONS
-    from stride_cli.models.configuration import context_length
+    from stride_cli.corpus.gate_budget import FEWEST_SUBSETS
+    from stride_cli.models.configuration import context_length, subsets_bound
     from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.models.language.tokenizer import load_tokenizer
 
@@ -40,7 +40,7 @@ def plan_index(
         )
     if options.chunks is not None:
         counts = plan.CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
-        return plan.plan_index(counts, options, most_subsets=MOST_WITH_PROJECTIONS)
+        return plan.plan_index(counts, options, most_subsets=FEWEST_SUBSETS)
     if not corpus or model is None:
         raise UsageError(
             "nothing to plan for: expected a corpus with --model, or --chunks",
@@ -49,12 +49,13 @@ def plan_index(
     tokenizer = load_tokenizer(model)
     size = plan.choose_block_size(options.block_size, context_length(model))
     counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
+    finetuned = was_finetuned(place_of(model))
     return plan.plan_index(
         counts,
         options,
-        finetuned=was_finetuned(place_of(model)),
+        finetuned=finetuned,
         vocabulary=len(tokenizer),
-        most_subsets=MOST_WITH_PROJECTIONS,
+        most_subsets=subsets_bound(model, finetuned=finetuned),
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stride_cli.errors import ModelError
-from stride_cli.models.configuration import is_adapter
+from stride_cli.models.configuration import is_adapter, subsets_bound
+from stride_cli.models.spec import GivenModel, place_of
 
 FILE_NAME = "stride_recipe.json"
 RECIPE_VERSION = 1
@@ -177,6 +178,11 @@ def was_finetuned(model_path: str | Path | None) -> bool:
         return True
     recipe = None if model_path is None else read_recipe(model_path)
     return recipe is not None and recipe.base is not None
+
+
+def most_subsets(model: GivenModel) -> int:
+    """Bound the default number of subsets of an index for that model; raises as `context_length`."""
+    return subsets_bound(model, finetuned=was_finetuned(place_of(model)))
 
 
 def versions() -> dict[str, str]:
