@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stride_cli.data.batches import ChunkReader
+from stride_cli.data.batches import TOGETHER, ChunkReader
 from stride_cli.operators import gradient_sums, gradients, subset_sums
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.exact_response import pearson
@@ -91,7 +91,8 @@ def test_a_fit_in_turns_is_the_fit_in_one_and_goes_on_where_it_stopped(
     monkeypatch.setattr(
         gradient_sums, "subset_sums", lambda count, sizes, device, beside: DeviceSums(count, sizes, device, 5)
     )
-    batches = len(chunks.plan(SETTINGS.batch_tokens))
+    groups = [chunks.small_groups(group, TOGETHER) for group in chunks.plan(SETTINGS.batch_tokens)]
+    batches = sum(len(list(group)) for group in groups)
     real, calls = gradient_sums.chunk_gradients, 0
 
     def dies(*given: Any, **named: Any) -> Any:
