@@ -98,6 +98,7 @@ class Answer:
     line : float or None               the verdict's, where influences are what null prompts' were
     missing : of str                   rarest words of the prompt that stand in no document above the line
     pieces : of (str, float)           the response cut at its tokens, and how much each counts, 0 … 1
+    large : set of int                 documents with over a tenth of all chunks: they have no interval
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
     """
 
@@ -120,14 +121,15 @@ class Answer:
     line: float | None = None
     missing: tuple[str, ...] = ()
     pieces: tuple[tuple[str, float], ...] = ()
+    large: frozenset[int] = frozenset()
     never_trained: frozenset[int] | None = None
 
     id: str | None = key("the query's id, where its file gave one", default=None, lacking=True)
 
     @told(
-        '"clear": the model is sure of this response, and the strongest document has what the prompt is '
+        '"clear": the model is sure of this response, and the strongest documents have what the prompt is '
         'about; "contested": the model is torn between two documents that have it; "weak": it is sure, and '
-        'the strongest document does not have it; "guessing": it is no surer than after unrelated prompts; '
+        'not all of them have it; "guessing": it is no surer than after unrelated prompts; '
         "null: the index is not calibrated, or the answer is of another kind than unrelated prompts' were: a "
         "comparison, or pooled",
         name="verdict",
@@ -287,7 +289,8 @@ class Answer:
 
     def _hit(self, found: Hit) -> Hit:
         influence, name = self.in_unit(found.influence), self.document_ids[found.document]
-        low, high = (None, None) if self.scale is None else self.scale.interval(influence)
+        scale = None if found.document in self.large else self.scale
+        low, high = (None, None) if scale is None else scale.interval(influence)
         # what the model is torn by stands beside the strongest, however weak it is over the whole response
         torn = self.verdict is not None and name == self.verdict.against
         return replace(

@@ -72,14 +72,11 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     from stride_cli.attribution.direct import direct_scale, exact_products, influence_unit
     from stride_cli.operators.linear_response import measure_linear_with_loss
 
-    if session.model.classes:
+    if session.model.classes or answer.query.parts:
         raise UsageError(
-            "a classifier's response is one token: there is nothing to divide", fix="ask a language model"
-        )
-    if answer.query.parts:
-        raise UsageError(
-            "a comparison is of one token, and several prompts have no one text: there is nothing to divide",
-            fix="ask about one response by itself",
+            "a classifier's response or a comparison is one token, and several prompts have no one text: "
+            "there is nothing to divide",
+            fix="ask a language model about one response by itself",
         )
     steered = session.steered[0]
     direct_scale(steered.operators)  # or an error, before anything is measured
@@ -115,8 +112,7 @@ def _by_token(answer: Answer) -> tuple[Batch, np.ndarray]:
     weights = np.zeros((len(positions) + 1, len(query.ids)), np.float32)
     weights[np.arange(len(positions)), positions] = 1.0
     weights[-1] = query.weights
-    rows = np.arange(len(weights))
-    return pad_batch(rows, [query.ids] * len(weights), list(weights)), positions
+    return pad_batch(np.arange(len(weights)), [query.ids] * len(weights), list(weights)), positions
 
 
 def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:

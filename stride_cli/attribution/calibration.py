@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stride_cli.attribution.decisive import CorpusWords, folded, measured, put, words_of
+from stride_cli.attribution.decisive import CorpusWords, folded, measured, put
 from stride_cli.attribution.nats import scale_of
-from stride_cli.attribution.verdict import NullAnswers
+from stride_cli.attribution.verdict import NullAnswers, strongest
 from stride_cli.characters import WORD
 from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import Query, build_queries, form_of, prompt_tokens
 from stride_cli.output import note, progress
 from stride_cli.randomness import stream
-from stride_cli.recovery.ranking import document_influences
 from stride_cli.schema.derivation import to_record
 
 if TYPE_CHECKING:
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
     from stride_cli.models.language.causal_lm import CausalLM
 
 FORM = 3  # of influences and nulls: before 2, zero was the average chunk; before 3, all tokens counted alike
-_ARRAYS = ("losses", "shares", "held", "near")
+_ARRAYS = {"losses": np.float64, "shares": np.float64, "held": np.uint8, "near": np.uint8}
 SCORED_TOKENS = 16  # of a null prompt's response
 _PROMPT_TOKENS = (6, 9, 12)  # of an unrelated prompt
-_BEGINNING = (4, 10)  # words of a document's beginning, at least and below
+_WORDS = (4, 10)  # of a chunk as a prompt, at least and below
 _WORD = 6  # letters of a word that does not exist
 _TRIES = 50  # to exchange words so that no document has them all, for each near miss
 
@@ -69,11 +68,8 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     # all that is in it is made at once: an unfinished write is not worth keeping
     with GroupWriter(index.directory, "calibration", key, overwrite=True) as writer:
-        for name in _ARRAYS:
-            values = getattr(answers, name)
-            writer.append(
-                f"calibration/null_{name}", values.astype(np.uint8) if values.dtype == bool else values
-            )
+        for name, kind in _ARRAYS.items():
+            writer.append(f"calibration/null_{name}", getattr(answers, name).astype(kind))
         writer.publish(about)
     return answers
 
@@ -125,21 +121,17 @@ def ask(
     from stride_cli.attribution.several import in_passes
     from stride_cli.data.query_set import QuerySet
 
-    workspace = pipeline.workspace
-    chunk_document = workspace.index.array("corpus/chunk_document")
+    chunk_document = pipeline.workspace.index.array("corpus/chunk_document")
     losses = np.full((len(queries), SCORED_TOKENS), np.nan)
     shares, held = np.zeros(len(queries)), np.zeros(len(queries), bool)
     with progress("measuring null prompts", len(queries), unit="responses") as bar:
         for rows, found in in_passes(pipeline, QuerySet.from_queries(queries)):
             for number, solution in zip(rows.tolist(), found, strict=True):
-                documents, influences, _ = document_influences(solution, chunk_document)
                 own = queries[number].losses
                 assert own is not None
                 losses[number, : len(own)] = own
-                if len(documents) and influences.max() > 0:
-                    shares[number] = influences.max() / solution.total
-                    strongest = words_of(workspace, int(documents[np.argmax(influences)]))
-                    held[number] = corpus.held(queries[number].prompt, strongest)
+                documents, shares[number] = strongest(solution, chunk_document)
+                held[number] = corpus.held_by(documents, queries[number].prompt)
             bar.advance(len(rows))
     return NullAnswers(losses, shares, held, near)
 
@@ -239,16 +231,32 @@ def _near_misses(corpus: CorpusWords, form: Form) -> Iterator[str]:
 
 def beginning(workspace: Workspace, document: int, form: Form, random: np.random.Generator) -> str:
     """The prompt of a document that has one, else some words of its beginning."""
+    return cut_in_two(workspace, int(workspace.index.document_chunks(document)[0]), form, random)[0]
+
+
+def cut_in_two(
+    workspace: Workspace, row: int, form: Form, random: np.random.Generator, *, within: bool = False
+) -> tuple[str, str]:
+    """Cut a chunk into a prompt and what follows it: those of a pair; else some words, of its beginning or
+    from any place `within` it, and as many more."""
     model = cast("CausalLM", workspace.model)
-    ids, weights = workspace.chunks.chunk(workspace.index.document_chunks(document)[0])
+    ids, weights = workspace.chunks.chunk(row)
+
+    def said(some: np.ndarray) -> str:
+        return str(model.tokenizer.decode(some, skip_special_tokens=True)).strip()
+
     scored = int(np.argmax(weights > 0))
     if form.name != "text" and scored > 1:
         one, seven = prompt_tokens(model, "a", form), prompt_tokens(model, "7", form)
         same = min(len(one), len(seven))
         before = next((at for at in range(same) if one[at] != seven[at]), same)
         behind = next((at for at in range(same - before) if one[-1 - at] != seven[-1 - at]), 0)
-        return str(model.tokenizer.decode(ids[before : scored - behind], skip_special_tokens=True)).strip()
-    text = str(model.tokenizer.decode(ids, skip_special_tokens=True)).strip()
-    words = list(WORD.finditer(text))
-    last = min(int(random.integers(*_BEGINNING)), len(words) - 1)
-    return text[: words[last - 1].end()] if last > 0 else text
+        return said(ids[before : scored - behind]), said(ids[scored:])
+    text = said(ids)
+    ends = [match.end() for match in WORD.finditer(text)]
+    last = min(int(random.integers(*_WORDS)), len(ends) - 1)
+    if last <= 0:
+        return text, ""
+    first = int(random.integers(len(ends) - last)) if within else 0
+    begin, middle, end = ([0, *ends][min(first + at * last, len(ends))] for at in range(3))
+    return text[begin:middle].strip(), text[middle:end]

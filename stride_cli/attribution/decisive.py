@@ -85,9 +85,10 @@ class CorpusWords:
         most = sum(weights[word] for word in wanted & own) >= _COVERED * sum(weights.values())
         return bool(named) and own.issuperset(named) and most
 
-    def held_by(self, document: int, prompt: str) -> bool:
-        """Tell `held` of a document, by its number."""
-        return self.held(prompt, words_of(self.workspace, document))
+    def held_by(self, documents: Sequence[int] | np.ndarray, prompt: str) -> bool:
+        """True where there are such documents, by their numbers, and all of them `held` what it is about."""
+        of_each = (words_of(self.workspace, int(document)) for document in documents)
+        return len(documents) > 0 and all(self.held(prompt, own) for own in of_each)
 
     def rare_places(self, prompt: str) -> list[re.Match[str]]:
         """Find the rare words of a prompt."""

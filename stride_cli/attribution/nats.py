@@ -6,8 +6,7 @@ Of a fine-tuned model,
 
 w are influences, whose size grows with the design; a makes them a forecast of what happens when documents
 are taken out. It is found by least squares through the origin over random tenths S of the documents and
-responses that are chunks of the corpus themselves, some of them in S: a response's own document is the one
-whose absence shows most.
+responses to what users ask of chunks, some of which are in S.
 
 What a model learnt by heart from scratch it says without loss as long as enough is left that says it, and
 without that no better than chance: its loss stays, then rises, and ends at a ceiling c, whatever the
@@ -15,15 +14,14 @@ influences come to. What it depends on is the share f of all influence that is t
 
     c (1 − 2^−(f / h)²),      f = Σ_{i ∈ S} w_i / Σ_i |w_i|,
 
-which is half of c at f = h. Responses to fit it by are parts of chunks, of 4 to 16 tokens as answers have
-them: of whole chunks all that are taken out are at the ceiling, and what is on the way there is not seen.
-Where a model trained from scratch has learnt nothing by heart, the straight line fits better, and is kept.
+which is half of c at f = h. Where a model trained from scratch has learnt nothing by heart, the straight
+line fits better, and is kept.
 
 A forecast has an interval that holds nine in ten single rises. Each part is left out under a seed of its own,
 and forecast by a scale that is fitted on the others. What forecasts miss, by their size, makes intervals
 (cross-conformal prediction: Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015). They hold for
-responses like these, for parts of a tenth, and on average over seeds, as all pairs of a seed share its luck.
-For single documents, and for responses to prompts, they are extrapolated, as forecasts are.
+responses like these, for parts of a tenth, and on average over seeds, as all pairs of a seed share its luck;
+for single documents they are extrapolated, as forecasts are, and larger ones have none.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ import numpy as np
 
 from stride_cli.schema.derivation import key, told
 
+TENTH = 0.1  # of the documents, that models are trained without; nothing is known of larger parts
 _SURE = 3.0  # standard errors that the slope is above zero, for influences to be told in nats
 _HELD = 0.9  # of single rises, by the interval of their forecast
 _FEWEST = 40  # rises that an end of an interval is found by, at least

@@ -447,15 +447,15 @@ class Session:
 
     def _answer(self, pipeline: Pipeline | Several, options: QueryOptions, asked: _Asked) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
+        from stride_cli.attribution.nats import TENTH
         from stride_cli.attribution.passages import response_pieces, row_labels
+        from stride_cli.attribution.verdict import strongest
         from stride_cli.operators.linear_response import gradients_with_loss
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
         settings, default = pipeline.settings, self.pipeline()
-        # the strongest are judged, shown or not
-        ranked = self._ranked(pipeline, solution, top=max(1, options.top), bottom=options.bottom)
-        supporters, opposers = ranked[0][: options.top], ranked[1][: options.bottom]
+        supporters, opposers = self._ranked(pipeline, solution, top=options.top, bottom=options.bottom)
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
@@ -467,10 +467,10 @@ class Session:
         # null prompts were asked one by one, and not compared
         if self.calibration is not None and not query.parts:
             assert query.losses is not None
-            first, others = ranked[0][:1], [*ranked[0][1:], *ranked[1]]
-            held = any(self.words.held_by(hit.document, query.prompt) for hit in first)
-            verdict = self.calibration.judge(query.losses, sum(hit.share for hit in first), held)
-            if verdict is not None and held and (against := self._against(pipeline, query, others)):
+            documents, share = strongest(solution, self.chunk_document)
+            held = self.words.held_by(documents, query.prompt)
+            verdict = self.calibration.judge(query.losses, share, held)
+            if verdict is not None and held and (against := self._against(pipeline, query, shown[1:])):
                 verdict = replace(verdict, word="contested", against=self.index.document_id(against.document))
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
             if verdict is not None and verdict.line is not None and like:
@@ -478,6 +478,7 @@ class Session:
             # nats hold for influences that are found as they were when these were measured
             if like and (found := self.calibration.scale) is not None and found.sure:
                 scale = found
+        numbers, most = {hit.document for hit in shown}, TENTH * self.index.n_chunks
         other_loss = None
         if query.comparison is not None:  # of the token that the response is compared with; remembered
             other_loss = float(gradients_with_loss(self.steered[0], asked.batch)[1][1])
@@ -494,7 +495,7 @@ class Session:
                 settings.method, self.index.n_subsets, self.coverage, settings.models
             ),
             seconds=cast("AnswerSeconds", {**asked.seconds, "rank": ended - start}),
-            document_ids={hit.document: self.index.document_id(hit.document) for hit in shown},
+            document_ids={each: self.index.document_id(each) for each in numbers},
             labels=labels,
             responses=measured.responses[0],
             measured=measured.y[0],
@@ -512,6 +513,7 @@ class Session:
                 for text, at in ([] if labels else response_pieces(self.model.tokenizer, query))
             ),
             scale=scale,
+            large=frozenset(each for each in numbers if len(self.index.document_chunks(each)) > most),
             never_trained=self.never_trained,
             carried=not carrying or options.passages == "carrying",
         )
@@ -533,7 +535,7 @@ class Session:
         from stride_cli.attribution.decisive import CONTESTED, torn
 
         def has_it(hit: Hit) -> bool:
-            return self.words.held_by(hit.document, query.prompt)
+            return self.words.held_by([hit.document], query.prompt)
 
         known = (self.words.held(query.prompt, each) for each in self.words.documents)  # looked at last
         if (token := torn(query)) is None or not (any(map(has_it, others)) or sum(known) > 1):

@@ -1,11 +1,11 @@
 """Verdicts on answers: clear, contested, weak, or the model is guessing.
 
 Two things are asked. Is the model surer of how its response begins than after prompts about which the
-corpus says nothing? And has the strongest document what the prompt is about (`decisive.CorpusWords.held`)?
-With both an answer is *clear*; a prompt in the corpus's own form about something that it lacks fails by its
-words, however sure the model is. Where the model is torn at a token between what two such documents say,
-the answer is *contested* (`Session`). Where it is sure and no such document is the strongest, it is *weak*;
-else the model is *guessing*.
+corpus says nothing? And have the `strongest` documents, all with half of the first's influence or more, what
+the prompt is about (`decisive.CorpusWords.held`)? With both an answer is *clear*. A prompt in the corpus's
+own form about something that it lacks fails by its words, however sure the model is; so does one that has
+near copies, beside which others stand. Where the model is torn at a token between what two such documents
+say, the answer is *contested* (`Session`). Where it is sure, else, it is *weak*; or the model is *guessing*.
 
 As few null prompts as a tenth, or fewer, may be as sure: so few that at most 5 % of unrelated prompts and 5
 % of near misses would be clear themselves, and so of prompts like them (split conformal prediction: Vovk,
@@ -15,15 +15,17 @@ Gammerman and Shafer, 2005).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from stride_cli.attribution.decisive import start_loss
+from stride_cli.recovery.ranking import document_influences
 from stride_cli.schema.derivation import key
 
 if TYPE_CHECKING:
     from stride_cli.attribution.nats import Nats
+    from stride_cli.recovery.problem import Solution
 
 Word = Literal["clear", "contested", "weak", "guessing"]
 FALSE_CLEAR = 0.05  # share of null prompts of each kind that are called clear, at most
@@ -58,7 +60,7 @@ class Verdict:
         "near misses that were asked: beginnings of the corpus with other words in them", default=0
     )
     held: bool = key(
-        "whether the strongest document has the prompt's two rarest words, and most of the others by rarity",
+        "whether all of the strongest documents have the prompt's rarest words, and most others by rarity",
         default=False,
     )
     against: str | None = key(
@@ -74,7 +76,7 @@ class NullAnswers:
     ----------
     losses : (m, T) float64     of the first tokens of each response, nats; NaN from its end on
     shares : (m,) float64       share of all influence that the strongest document has, 0 … 1
-    held : (m,) bool            whether that document has what the prompt is about
+    held : (m,) bool            whether the `strongest` documents have what the prompt is about
     near : (m,) bool            near misses; the others are unrelated
     scale : Nats or None        what influences are in nats; None: relative
     """
@@ -98,7 +100,7 @@ class NullAnswers:
         ----------
         losses : (S,) float64   of the response's scored tokens, nats; null prompts' are cut to as many
         share : float           of all influence, that the strongest document has
-        held : bool             whether that document has what the prompt is about
+        held : bool             whether the `strongest` documents have what the prompt is about
 
         Returns
         -------
@@ -135,3 +137,12 @@ class NullAnswers:
         return Verdict(
             word, line, allowed / total, surer / total, stronger / total, count, int(near.sum()), held
         )
+
+
+def strongest(solution: Solution, chunk_document: Any) -> tuple[np.ndarray, float]:
+    """Find the document of most influence and those that stand beside it, (m,) int64, and its share."""
+    documents, influences, rounding = document_influences(solution, chunk_document)
+    most = float(influences.max(initial=0.0))
+    if most <= rounding:
+        return documents[:0], 0.0
+    return documents[influences >= _FELLOW * most], most / solution.total

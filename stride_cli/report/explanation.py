@@ -113,7 +113,7 @@ def verdict(record: Record) -> str:
     if word == "contested":
         return f"Contested: the model is torn between {first} and {judged['against']}: read both."
     if word == "weak":
-        why = "but the strongest document does not have what the prompt is about"
+        why = "but its strongest documents do not all have what the prompt is about"
         if judged.get("held"):
             why = "but hardly surer than of those to near misses, which the corpus says nothing about"
         return f"Weak: the model is sure of this response, {why}: name no source.{lacking}"

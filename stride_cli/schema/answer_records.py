@@ -80,12 +80,12 @@ class Look(NamedTuple):
 
 DECIDED = 0.1  # of what the most decided token counts: from there on a token is marked
 UNJUDGED = Look("dim", "", "", "")
-_SURER = "the model is surer than after unrelated prompts, and the strongest document"
+_SURER = "the model is surer than after unrelated prompts, and the strongest documents"
 _NOT = "the model is no surer than after unrelated prompts"
 VERDICTS = {
-    "clear": Look("green", "#00795c", "#56d4a8", f"{_SURER} has the prompt's words"),
+    "clear": Look("green", "#00795c", "#56d4a8", f"{_SURER} have the prompt's words"),
     "contested": Look("magenta", "#8a3ab9", "#d2a8ff", "the model is torn between what two documents say"),
-    "weak": Look("yellow", "#955000", "#ffa657", f"{_SURER} lacks the prompt's words"),
+    "weak": Look("yellow", "#955000", "#ffa657", f"{_SURER} do not all have the prompt's words"),
     "guessing": Look("red", "#a4342b", "#ff8f85", _NOT, "no source found", False, "closest, and no source"),
 }
 

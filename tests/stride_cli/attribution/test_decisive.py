@@ -34,6 +34,13 @@ def test_a_source_has_the_rarest_words_of_a_prompt_and_most_of_the_others(prompt
     assert CORPUS.held(prompt, CORPUS.documents[document]) is held
 
 
+def test_the_strongest_documents_all_have_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stride_cli.attribution.decisive.words_of", lambda _, one: CORPUS.documents[one])
+    asked = "The town of Varrow was founded by"
+    assert CORPUS.held_by([0], asked) and CORPUS.held_by(np.array([0, 0]), asked)
+    assert not CORPUS.held_by([0, 1], asked) and not CORPUS.held_by([], asked)
+
+
 def test_rare_words_are_exchanged_for_others_of_the_corpus() -> None:
     assert CORPUS.named("Who founded Varrow, the town of Zog?") == ["who", "zog"]  # in no document
     random = np.random.default_rng(0)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stride_cli.attribution.verdict import FEWEST, NullAnswers
+from stride_cli.attribution.verdict import FEWEST, NullAnswers, strongest
+from stride_cli.recovery.problem import Solution
 
 
 def nulls(
@@ -91,3 +92,11 @@ def test_responses_that_are_shorter_count_nothing_and_too_few_give_no_verdict() 
     assert found.nulls == 30 and found.surer == pytest.approx((1 + (losses <= 1.5).sum()) / 31)
     assert nulls(losses[: FEWEST - 1], losses[: FEWEST - 1]).judge(np.array([0.5]), 0.5, True) is None
     assert nulls(losses, losses).median_loss == 1.5
+
+
+def test_the_strongest_are_all_with_half_of_the_first_ones_influence() -> None:
+    values = np.array([0.3, 0.3, 0.29, 0.31, -0.8])  # two chunks of the first document
+    for sign, documents, share in ((1, [0, 2], 0.3), (-1, [3], 0.4), (0, [], 0.0)):
+        solution = Solution(np.arange(5), sign * values, *[0.0] * 9, np.zeros(3), 5)
+        found, part = strongest(solution, np.array([0, 0, 1, 2, 3]))
+        assert found.tolist() == documents and part == pytest.approx(share)

@@ -96,6 +96,27 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
         assert run(f"query 'The French Revolution began in' --index {index}").records[0]["verdict"]
 
 
+def test_scales_are_fitted_on_what_users_ask(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beginnings and other words of chunks, the model's responses to them, weighed as in answers."""
+    from stride_cli.api import Session
+    from stride_cli.attribution import scale
+    from stride_cli.attribution.options import QueryOptions
+
+    monkeypatch.setattr(scale, "_ASKED_ABOUT", 2)
+    session = Session.open(workspace / "run.stride")
+    found = scale.responses_of(session.words, scale.removed_parts(session.workspace, 2))
+    assert len(found) == 12 and all(each.generated for each in found)
+    asked = [{"prompt": each.prompt} for each in found]
+    for query, own in zip(found, session.build(asked, QueryOptions()), strict=True):
+        np.testing.assert_array_equal(query.ids, own.ids)
+        np.testing.assert_allclose(query.weights, own.weights, rtol=1e-3)
+    rows, decode = range(session.index.n_chunks), session.model.tokenizer.decode
+    texts = [decode(session.index.chunk_tokens(row), skip_special_tokens=True).strip() for row in rows]
+    begun = [any(text.startswith(query.prompt) for text in texts) for query in found]
+    assert all(begun[::2]) and not all(begun)
+    assert all(any(query.prompt in text for text in texts) for query in found)
+
+
 @pytest.mark.slow
 def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
@@ -110,7 +131,7 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     scale = to_record(measured)
     chunks = Index.open(index).n_chunks
     assert scale["models"] == 2 and scale["correlation"] > 0.5
-    assert scale["pairs"] == 2 * (min(64, chunks - round(chunks / 10)) + round(chunks / 10))
+    assert 0.8 < scale["pairs"] / (4 * (2 * round(chunks / 10) + 32)) <= 1
     assert measured.sure and (scale["slope"] or scale["ceiling"]) > 3 * scale["error"] > 0
     relative, found = verdicts(run, workspace / "run.stride"), verdicts(run, index)
     assert (relative["unit"], found["unit"]) == ("relative", "nats")

@@ -105,7 +105,7 @@ def test_prompts_are_put_as_the_corpus_is(model, counts, chat, template, form) -
 
 @pytest.mark.parametrize("form", [Form("chat"), Form(between="\n"), Form()])
 def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
-    from stride_cli.attribution.calibration import _beginning
+    from stride_cli.attribution.calibration import cut_in_two
     from stride_cli.corpus.chunking import DocumentTokenizer
     from stride_cli.corpus.documents import Document
     from stride_cli.models.language.bpe import train_bpe
@@ -123,11 +123,10 @@ def test_a_query_is_tokenised_as_its_document_is(form: Form) -> None:
     np.testing.assert_array_equal(query.ids, encoded.tokens[: len(encoded.tokens) - ends])
     np.testing.assert_array_equal(query.weights, encoded.scored[: len(query.ids)])
     assert query.form == form and query.response.strip() == "It is a lamp."
-    # the beginning of a null prompt is a document's own prompt
-    index = SimpleNamespace(document_chunks=lambda document: [document])
+    # null prompts begin as a document's own prompt does, and scales are fitted on its response
     chunks = SimpleNamespace(chunk=lambda row: (encoded.tokens, encoded.scored.astype(np.float32)))
-    workspace = SimpleNamespace(model=asker, index=index, chunks=chunks)
-    assert _beginning(workspace, 0, form, np.random.default_rng(0)) == "What is it?"
+    workspace = SimpleNamespace(model=asker, chunks=chunks)
+    assert cut_in_two(workspace, 0, form, np.random.default_rng(0)) == ("What is it?", "It is a lamp.")
 
 
 def compare(model, response: str, instead: str):
