@@ -7,12 +7,7 @@ from torch import nn
 
 from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.passes import Passes
-from stride_cli.research.methods.protocol import score_all
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 
 def _gradients(inputs, labels, weight):
@@ -36,13 +31,13 @@ def test_one_example_is_exact(make_classifier):
 
     fisher = gradients[:1].T @ gradients[:1]
     expected = held @ torch.linalg.solve(_damped(fisher, 0.1), gradients[:1].T)
-    found = _scores(EKFAC(labels="true"), task, queries)
+    found = scored(EKFAC(labels="true"), task, queries)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3)
 
     spread = torch.diag(p[0]) - torch.outer(p[0], p[0])
     whole = torch.kron(spread, torch.outer(inputs[0], inputs[0]).double())
     expected = held @ torch.linalg.solve(_damped(whole, 0.1), gradients[:1].T)
-    found = _scores(EKFAC(draws=300), task, queries)
+    found = scored(EKFAC(draws=300), task, queries)
     np.testing.assert_allclose(found, expected.numpy(), rtol=0.25, atol=0.1)
 
 
@@ -58,13 +53,13 @@ def test_exact_where_the_eigenbasis_is(make_classifier):
     gradients, _ = _gradients(inputs, labels, head.weight)
     fisher = gradients[:50].T @ gradients[:50] / 50
     expected = gradients[50:] @ torch.linalg.solve(_damped(fisher, 0.1), gradients[:50].T)
-    found = _scores(EKFAC(labels="true", batch_tokens=16), task, queries)
+    found = scored(EKFAC(labels="true", batch_tokens=16), task, queries)
     np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=2e-3)
 
 
 def test_agrees_with_exact_influence(softmax, left_out, agreement):
     damping = softmax.ridge / float(torch.trace(softmax.ggn) / len(softmax.ggn))
-    found = _scores(EKFAC(draws=20, damping=damping), softmax.task, softmax.queries)
+    found = scored(EKFAC(draws=20, damping=damping), softmax.task, softmax.queries)
     exact = softmax.influence(softmax.hessian)
     each = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, exact, strict=True)]
     assert np.mean(each) > 0.95

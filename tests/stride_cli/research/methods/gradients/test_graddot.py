@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from stride_cli.data.batches import ChunkReader
+from stride_cli.data.workspace import Workspace
 from stride_cli.models import loading
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients.graddot import GradDot, TracIn
-from stride_cli.research.methods.protocol import score_all
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
+from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 
 def _matrices(task):
@@ -48,7 +47,7 @@ def test_equals_autograd_example_by_example(fixture, reduction, request, queries
         autograd(task, list(zip(queries.ids, queries.weights, strict=True)), names)
         @ autograd(task, chunks, names, power=1.0 if reduction == "mean" else 0.0).T
     )
-    found = _scores(GradDot(**options, batch_tokens=50), task, queries)
+    found = scored(GradDot(**options, batch_tokens=50), task, queries)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
@@ -66,17 +65,35 @@ def test_embeddings_where_they_are_asked_for(fixture, request, queries, autograd
         for names in (alone, alone + _matrices(task))
     ]
     for choice, products in zip(("head+embeddings", "all+embeddings"), expected, strict=True):
-        found = _scores(GradDot(layers=choice, reduction="mean", batch_tokens=50), task, queries)
+        found = scored(GradDot(layers=choice, reduction="mean", batch_tokens=50), task, queries)
         if choice.startswith("head"):
-            found = found - _scores(GradDot(layers="head", reduction="mean"), task, queries)
+            found = found - scored(GradDot(layers="head", reduction="mean"), task, queries)
         np.testing.assert_allclose(found, products, rtol=1e-4, atol=1e-5 * np.abs(products).max())
 
 
-def test_batches_padding_and_memory_change_nothing(nanochat_task, queries):
-    expected = _scores(GradDot(batch_tokens=1000), nanochat_task, queries)
-    for options in ({"batch_tokens": 12}, {"query_bytes": 1}, {"batch_tokens": 30, "query_bytes": 40_000}):
-        found = _scores(GradDot(**options), nanochat_task, queries)
+def test_memory_changes_nothing(nanochat_task, queries):
+    expected = scored(GradDot(batch_tokens=1000), nanochat_task, queries)
+    for options in ({"query_bytes": 1}, {"batch_tokens": 30, "query_bytes": 40_000}):
+        found = scored(GradDot(**options), nanochat_task, queries)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec", ["graddot:", "ekfac:layers=all,", "logra:", "trackstar:", "trak:dim=64,"]
+)
+def test_batches_padding_copies_and_another_run_change_nothing(spec, nanochat_task, queries):
+    """Batches of all lengths, or of 12 tokens with smaller last ones; chunk 9 is a copy of chunk 0."""
+    index = copy.copy(nanochat_task.index)
+    tokens, offsets = index.arrays["corpus/tokens"].copy(), index.arrays["corpus/chunk_offsets"]
+    tokens[offsets[9] : offsets[10]] = tokens[: offsets[1]]
+    index.arrays = index.arrays | {"corpus/tokens": tokens}
+    task = Workspace(index, nanochat_task.model, ChunkReader(index, nanochat_task.model), 0)
+    methods = [open_method(f"{spec}batch_tokens={most}") for most in (1000, 12, 12)]
+    whole, parts, again = (scored(method, task, queries) for method in methods)
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5 * np.abs(whole).max())
+    np.testing.assert_array_equal(parts, again)
+    np.testing.assert_allclose(whole[:, 0], whole[:, 9], rtol=1e-5)
+    assert np.abs(whole[:, 0] - whole[:, 1]).max() > 1e-3 * np.abs(whole).max()
 
 
 def test_convolutions(make_classifier, autograd):
@@ -99,7 +116,7 @@ def test_convolutions(make_classifier, autograd):
         autograd(task, list(zip(queries.ids, queries.weights, strict=True)), names)
         @ autograd(task, chunks, names).T
     )
-    found = _scores(GradDot(batch_tokens=8), task, queries)
+    found = scored(GradDot(batch_tokens=8), task, queries)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
@@ -118,7 +135,7 @@ def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
     (tmp_path / "2").mkdir()
     monkeypatch.setattr(loading, "load_model", load)
     method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
-    found = _scores(method, softmax.task, softmax.queries)
+    found = scored(method, softmax.task, softmax.queries)
     expected = 0
     for scale, rate in ((0.5, 0.1), (2.0, 3.0)):
         p = (softmax.inputs.float() @ (original * scale).T).softmax(-1)
@@ -137,7 +154,7 @@ def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path,
     with torch.no_grad():
         weight.mul_(0.5)
         network.save_pretrained(tmp_path / "checkpoints" / "step-000003")
-        early = _scores(GradDot(), nanochat_task, queries)
+        early = scored(GradDot(), nanochat_task, queries)
         weight.mul_(2)
 
     def load(given):
@@ -145,11 +162,11 @@ def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path,
         return CausalLM(load_weights(given.path))
 
     monkeypatch.setattr(loading, "load_model", load)  # without a tokenizer
-    late = _scores(GradDot(), nanochat_task, queries)
+    late = scored(GradDot(), nanochat_task, queries)
     assert not np.allclose(early, late)
-    found = _scores(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
+    found = scored(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
     np.testing.assert_allclose(found, 2 * late, rtol=1e-5)
     monkeypatch.setattr(nanochat_task.model, "spec", ModelSpec(tmp_path))
-    found = _scores(TracIn(), nanochat_task, queries)
+    found = scored(TracIn(), nanochat_task, queries)
     np.testing.assert_allclose(found, early + late, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(_scores(GradDot(), nanochat_task, queries), late)
+    np.testing.assert_array_equal(scored(GradDot(), nanochat_task, queries), late)

@@ -12,12 +12,7 @@ from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.less import LESS
 from stride_cli.research.methods.gradients.warmup import warm_up
-from stride_cli.research.methods.protocol import score_all
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 
 def _cosine(a, b):
@@ -28,7 +23,7 @@ def test_large_dim_is_the_cosine_of_gradients(softmax, monkeypatch):
     train, held = softmax.gradients[: softmax.n].numpy(), softmax.gradients[softmax.n :].numpy()
     for dense_bytes in (projection.DENSE_BYTES, 0):
         monkeypatch.setattr(projection, "DENSE_BYTES", dense_bytes)
-        found = _scores(LESS(dim=20_000), softmax.task, softmax.queries)
+        found = scored(LESS(dim=20_000), softmax.task, softmax.queries)
         np.testing.assert_allclose(found, _cosine(held, train), atol=0.05)
 
 
@@ -39,9 +34,9 @@ def test_language_model_against_autograd(nanochat_task, queries, autograd):
     train = autograd(nanochat_task, chunks, names)
     held = autograd(nanochat_task, list(zip(queries.ids, queries.weights, strict=True)), names)
     expected = _cosine(held, train)
-    found = _scores(LESS(dim=8192, form="sgd"), nanochat_task, queries)
+    found = scored(LESS(dim=8192, form="sgd"), nanochat_task, queries)
     np.testing.assert_allclose(found, expected, atol=0.06)
-    small = _scores(LESS(dim=8192, form="sgd", batch_tokens=12), nanochat_task, queries)
+    small = scored(LESS(dim=8192, form="sgd", batch_tokens=12), nanochat_task, queries)
     np.testing.assert_allclose(small, found, rtol=1e-3, atol=1e-4)
 
 
@@ -56,7 +51,7 @@ def test_adapter_gradients_and_saved_moments(fixture, request, queries, autograd
     task = request.getfixturevalue(fixture)
     before = {name: value.clone() for name, value in task.model.model.state_dict().items()}
     method = LESS(dim=16_384, share=0.5, epochs=2, rank=3, lr=0.01)
-    found = _scores(method, task, queries)
+    found = scored(method, task, queries)
     warm = method._warm
     assert len(warm.rates) == 2 and warm.rates[0] > warm.rates[1] > 0
     places = {id(value): name for name, value in warm.capture.model.model.named_parameters()}

@@ -10,12 +10,7 @@ from stride_cli.research.methods.gradients.features import corpus_features
 from stride_cli.research.methods.gradients.logra import LoGRA
 from stride_cli.research.methods.gradients.passes import Passes
 from stride_cli.research.methods.gradients.projection import TwoSided, random_projector, random_sides
-from stride_cli.research.methods.protocol import score_all
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 
 @pytest.mark.parametrize("init", ["random", "pca"])
@@ -24,7 +19,7 @@ def test_whole_space_is_empirical_fisher_influence(softmax, init):
     gradients = softmax.gradients[: softmax.n]
     fisher = gradients.T @ gradients / softmax.n
     fisher += 0.1 * torch.trace(fisher) / len(fisher) * torch.eye(len(fisher))
-    found = _scores(LoGRA(rank=8, init=init, damping=0.1), softmax.task, softmax.queries)
+    found = scored(LoGRA(rank=8, init=init, damping=0.1), softmax.task, softmax.queries)
     np.testing.assert_allclose(found, softmax.influence(fisher), rtol=2e-3, atol=2e-3)
 
 
@@ -32,7 +27,7 @@ def test_sampled_labels_give_exact_influence(softmax, left_out, agreement):
     """The Gauss–Newton matrix of softmax regression is its Hessian; the model's ridge is the damping."""
     damping = softmax.ridge / float(torch.trace(softmax.ggn) / len(softmax.ggn))
     method = LoGRA(rank=8, labels="sampled", draws=60, damping=damping)
-    found = _scores(method, softmax.task, softmax.queries)
+    found = scored(method, softmax.task, softmax.queries)
     assert agreement(found, softmax.influence(softmax.hessian)) > 0.99
     assert agreement(found, left_out) > 0.9
     assert method.bytes_per_chunk == 15 * 4

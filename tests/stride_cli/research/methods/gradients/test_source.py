@@ -12,14 +12,9 @@ from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import source
 from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.source import Source
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 N, HELD = 48, 12
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
 
 
 @pytest.mark.parametrize("times", [(3.0,), (0.5, 2.5), (20.0, 300.0, 1e6)])
@@ -43,10 +38,10 @@ def test_a_quadratic_in_closed_form(make_classifier, monkeypatch, times, decay):
     learned = torch.where(values > 1e-9, -torch.expm1(-total * values) / values.clamp_min(1e-12), total)
     expected = gradients[50:] @ (vectors * learned) @ vectors.T @ gradients[:50].T
     monkeypatch.setattr(source, "_training", lambda task: ([None] * len(times), list(times), decay))
-    found = _scores(Source(segments=len(times), labels="true", batch_tokens=16), task, queries)
+    found = scored(Source(segments=len(times), labels="true", batch_tokens=16), task, queries)
     np.testing.assert_allclose(found, expected.numpy(), rtol=5e-3, atol=5e-3 * float(expected.abs().max()))
     one = Source(segments=len(times), labels="true", query_bytes=1)
-    np.testing.assert_allclose(_scores(one, task, queries), found, rtol=1e-3, atol=1e-4 * np.abs(found).max())
+    np.testing.assert_allclose(scored(one, task, queries), found, rtol=1e-3, atol=1e-4 * np.abs(found).max())
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +101,8 @@ def regression(tmp_path_factory):
 def test_what_gradient_descent_did_before_its_end(regression, agreement):
     """Leaving a row out, trained anew: segments foresee it, and better than the minimum's influence does."""
     _, task, queries, changes = regression
-    found = _scores(Source(draws=20), task, queries)
-    minimum = _scores(EKFAC(draws=20, damping=1e-4), task, queries)
+    found = scored(Source(draws=20), task, queries)
+    minimum = scored(EKFAC(draws=20, damping=1e-4), task, queries)
     each = [
         [np.corrcoef(a, b)[0, 1] for a, b in zip(scores, changes, strict=True)] for scores in (found, minimum)
     ]

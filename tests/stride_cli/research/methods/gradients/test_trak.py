@@ -10,12 +10,7 @@ from torch import nn
 from stride_cli.models import loading
 from stride_cli.research.methods.gradients import projection
 from stride_cli.research.methods.gradients.trak import TRAK
-from stride_cli.research.methods.protocol import score_all
-
-
-def _scores(method, task, queries):
-    method.fit(task)
-    return score_all(method, queries)
+from tests.stride_cli.research.methods.gradients.scored import scored
 
 
 def _margins(softmax):
@@ -34,13 +29,13 @@ def test_large_dim_is_the_unprojected_kernel(softmax, dense_bytes, monkeypatch):
     gradients, doubt = _margins(softmax)
     train, held = gradients[: softmax.n], gradients[softmax.n :]
     expected = held @ np.linalg.pinv(train.T @ train, rcond=1e-6) @ train.T * doubt[: softmax.n]
-    found = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
+    found = scored(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=2e-3 * np.abs(expected).max())
 
 
 def test_agrees_with_left_out(softmax, left_out):
     """Not better: the published kernel leaves the weights p (1 − p) of the examples out."""
-    found = _scores(TRAK(dim=400, damping=1e-3), softmax.task, softmax.queries)
+    found = scored(TRAK(dim=400, damping=1e-3), softmax.task, softmax.queries)
     each = [np.corrcoef(a, b)[0, 1] for a, b in zip(found, left_out, strict=True)]
     assert np.mean(each) > 0.85
     assert min(each) > 0.7
@@ -60,8 +55,8 @@ def test_several_models_are_averaged(softmax, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(loading, "load_model", load)
     method = TRAK(dim=400, damping=0, checkpoints=f"{tmp_path}/1|{tmp_path}/1.0")
-    both = _scores(method, softmax.task, softmax.queries)
-    one = _scores(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
+    both = scored(method, softmax.task, softmax.queries)
+    one = scored(TRAK(dim=400, damping=0), softmax.task, softmax.queries)
     np.testing.assert_allclose(both, one, rtol=1e-2, atol=2e-3 * np.abs(one).max())
 
 
