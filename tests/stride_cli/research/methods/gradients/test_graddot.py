@@ -78,9 +78,7 @@ def test_memory_changes_nothing(nanochat_task, queries):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "spec", ["graddot:", "ekfac:layers=all,", "logra:", "trackstar:", "trak:dim=64,"]
-)
+@pytest.mark.parametrize("spec", ["graddot:", "ekfac:layers=all,", "logra:", "trackstar:", "trak:dim=64,"])
 def test_batches_padding_copies_and_another_run_change_nothing(spec, nanochat_task, queries):
     """Batches of all lengths, or of 12 tokens with smaller last ones; chunk 9 is a copy of chunk 0."""
     index = copy.copy(nanochat_task.index)
