@@ -355,7 +355,7 @@ function sourcesOf(answer) {
   const above = new Map(record.hits.filter(hit => named && hit.above_line).map(hit => [hit.document, hit]));
   return answer.words.map(word => {
     const rows = word.rows.filter(row => (record.tokens || [])[row] >= DECIDED);
-    if (!rows.length || !above.size) return null;
+    if (!rows.length || !above.size || !/[\p{L}\p{N}]/u.test(word.text)) return null;
     const sums = tokens.documents.map((_, column) => rows.reduce((sum, row) => sum + tokens.influence[row][column], 0));
     return above.get(tokens.documents[sums.indexOf(Math.max(...sums))]) || null;
   });
