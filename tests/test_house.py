@@ -31,7 +31,7 @@ LINES = {
     "stride_cli/recovery": (2_605, 2_600),
     "stride_cli/models": (5_825, 5_000),
     "stride_cli/data": (1_575, 1_200),
-    "stride_cli/operators": (6_035, 5_200),
+    "stride_cli/operators": (6_024, 5_200),
     "stride_cli/training": (3_960, 4_000),
     "stride_cli/attribution": (4_320, 3_600),
     "stride_cli/audit report serve prove demo": (5_135, 4_300),
