@@ -126,12 +126,12 @@ def test_influences_in_nats(run, index: Path, workspace: Path) -> None:
     from stride_cli.attribution.scale import measure_scale
 
     pipeline = Session.open(index).pipeline()
-    measured = measure_scale(pipeline, 2)  # of one, the error is anybody's guess
+    measured = measure_scale(pipeline, 3)  # two leave this small corpus's ceiling unsure
     calibrate(pipeline, 40, measured)
     scale = to_record(measured)
     chunks = Index.open(index).n_chunks
-    assert scale["models"] == 2 and scale["correlation"] > 0.5
-    assert 0.8 < scale["pairs"] / (4 * (2 * round(chunks / 10) + 32)) <= 1
+    assert scale["models"] == 3 and scale["correlation"] > 0.5
+    assert 0.8 < scale["pairs"] / (6 * (3 * round(chunks / 10) + 32)) <= 1
     assert measured.sure and (scale["slope"] or scale["ceiling"]) > 3 * scale["error"] > 0
     relative, found = verdicts(run, workspace / "run.stride"), verdicts(run, index)
     assert (relative["unit"], found["unit"]) == ("relative", "nats")
