@@ -86,9 +86,8 @@ def removed_parts(workspace: Workspace, models: int) -> np.ndarray:
 def responses_of(corpus: CorpusWords, removed: np.ndarray) -> list[Query]:
     """Ask as users do about chunks of each removed part, (models, n) bool, and about some of what is in none.
 
-    Each is asked about twice: a pair by its prompt, a text by its beginning and by words from any place. The
-    model responds, tokens weighed as in answers; of a fine-tuned one all count alike (weighed, its slope was
-    unsure), and every second response is the corpus's.
+    Each is asked about twice: by a pair's prompt or a text's beginning, and the model responds; and by that
+    or words from any place, and the corpus does. Tokens of a model from scratch are weighed as in answers.
     """
     workspace, model = corpus.workspace, cast("CausalLM", corpus.workspace.model)
     form, random, asked = form_of(workspace), stream(workspace.seed, "scale responses"), []
@@ -96,7 +95,7 @@ def responses_of(corpus: CorpusWords, removed: np.ndarray) -> list[Query]:
         for row in random.permutation(np.flatnonzero(part))[:_ASKED_ABOUT].tolist():
             for second in (False, True):
                 prompt, response = cut_in_two(workspace, row, form, random, within=second)
-                given = {"response": response} if second and not model.pretrained else {}
+                given = {"response": response} if second else {}
                 asked.append({"prompt": prompt} | given)
     written = build_queries(model, asked, max_new_tokens=SCORED_TOKENS, form=form)
     return [
