@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
-_OF_MEMORY = 32  # the share of memory that their gradients may take where that is more: 1/32, twice
+_OF_MEMORY = 16  # the share of memory that their gradients may take where that is more: 1/16, twice
 
 
 @dataclass(frozen=True)

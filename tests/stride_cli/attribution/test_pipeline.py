@@ -44,9 +44,9 @@ def test_null_prompts_of_a_small_model_are_asked_at_once(monkeypatch: pytest.Mon
     """100 of them, cut to three lengths; of 16 GB on, with the default's gates."""
     monkeypatch.setattr(pipeline, "available_bytes", lambda: 17 << 30)
     assert queries_together(2000, 600_421, CPU) >= 300
-    # a model of 135 M parameters at all of its layers
+    # of a model of 135 M parameters at all of its layers in two parts
     some = queries_together(480, 4_218_294, CPU)
-    assert some >= 100
+    assert some >= 50
     # what else runs takes some, and changes nothing
     monkeypatch.setattr(pipeline, "available_bytes", lambda: 30 << 30)
     assert queries_together(480, 4_218_294, CPU) == some

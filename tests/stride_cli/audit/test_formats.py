@@ -44,9 +44,8 @@ def test_texts_are_no_formulas_and_numbers_stay_numbers() -> None:
 
 
 def page_of(findings: list[Finding]) -> str:
-    index: Any = SimpleNamespace(
-        path=Path(NASTY), attributes={"model_path": NASTY, "fingerprints": {"corpus": "0123"}}
-    )
+    attributes = {"model_path": NASTY, "fingerprints": {"corpus": "0123", "model": "4567"}}
+    index: Any = SimpleNamespace(path=Path(NASTY), n_documents=1, digest="89ab", attributes=attributes)
     return render_page(findings, benchmark=NASTY, index=index)
 
 

@@ -89,7 +89,7 @@ def test_to_the_last_bit(session: api.Session, samples: list[Sample], number: in
     solution = answer.solution
     values = solution.values - solution.average  # the audit's are against the average chunk
     assert effect.candidate_influence == values.sum()
-    assert effect.strongest_influence == values.max()
+    assert effect.strongest_share == values.max() / np.abs(values).sum()
     assert effect.strongest_chunk == expected.argmax() == solution.indices[values.argmax()]
 
 
