@@ -33,8 +33,8 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 # K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
-# memory. Fine-tuned, where subsets tell more, up to 256 while the sums are no more than so many
-FEWEST_SUBSETS, _MOST_SUBSETS, _ALL_SUMS = 64, 256, 1 << 27
+# memory. Of small fine-tuned models subsets tell more: with 256 for 800 chunks LDS falls by .008
+FEWEST_SUBSETS, _MOST_SUBSETS, _SMALL = 64, 1000, 1 << 20
 PACKED_BYTES = 4 << 20  # more gates (as float32) are stored in a few bits each: see `gate_bits`
 # of pairs of tokens, each of which has a gate of its own
 PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
@@ -83,7 +83,7 @@ def gate_bytes(n_subsets: int, n_gates: int) -> int:
 def most_subsets(n_layers: int, width: int) -> int:
     """Choose the most subsets of a fine-tuned model by default; its linear layers have about 8 L d² gates."""
     gates = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
-    return min(_MOST_SUBSETS, max(FEWEST_SUBSETS, _ALL_SUMS // gates))
+    return _MOST_SUBSETS if gates <= _SMALL else FEWEST_SUBSETS
 
 
 def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
