@@ -30,7 +30,7 @@ class AuditOptions(Options):
         high=1,
         panel=MORE,
     )
-    controls_per_item: int = option(6, "Versions of each item and control.", low=2, high=1_000, panel=MORE)
+    controls_per_item: int = option(10, "Versions of each item and control.", low=2, high=1_000, panel=MORE)
     lambda_ratio: float | None = option(
         None, "λ as a share of λ_max; default: as stride query.", above=0, high=1, example=0.1, panel=MORE
     )

@@ -109,7 +109,7 @@ class LayerMatrixSpace(OperatorSpace):
         for number in self.matrices[layer]:
             V, U = self.bases(number)
             # Σ_t (Uᵀ c_t) (V φ_t)ᵀ: the layer's weight gradient Σ_t c_t φ_tᵀ seen through both bases
-            key = hidden.data_ptr(), self._alike[number]
+            key = _place(hidden), self._alike[number]
             if key not in seen:
                 seen.clear()
                 seen[key] = F.linear(hidden.float(), V)  # (B, T, r)
@@ -140,7 +140,7 @@ class LayerMatrixSpace(OperatorSpace):
         scored = seen.scored[:, None, None]
         for number, (read, pull) in enumerate(zip(seen.drawn.inner, seen.drawn.given, strict=True)):
             # A_j = Σ_t φ_t φ_tᵀ of what layer j reads, (B, T, in) …
-            if not number or not _is_same(read, seen.drawn.inner[number - 1]):
+            if not number or _place(read) != _place(seen.drawn.inner[number - 1]):
                 wide = read_units(read.shape[-1], options.seed).to(read.device)
                 moments.add(("read", number), read[..., wide][active])
             if options.all_labels:
@@ -275,8 +275,8 @@ def layer_rank(rank: int, width: int, d_model: int) -> int:
     return max(1, min(width, _MOST_UNITS, round(rank * float(np.sqrt(width / d_model)))))
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr() or id(tensor), tensor.shape  # not every device tells where a tensor is
 
 
 @lru_cache(maxsize=64)

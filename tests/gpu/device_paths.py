@@ -244,9 +244,11 @@ def main(arguments: list[str]) -> int:
 
         pretend_device.rounding = given.rounding
     failed = 0
-    for record in compare(given.device, given.path):
-        print(json.dumps(record), flush=True)
-        failed += not record["ok"]
+    # packed gates would make a step of two bits of a last digit
+    with mock.patch("stride_cli.operators.store.PACKED_BYTES", 1 << 40):
+        for record in compare(given.device, given.path):
+            print(json.dumps(record), flush=True)
+            failed += not record["ok"]
     return 1 if failed else 0
 
 

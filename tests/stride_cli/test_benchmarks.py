@@ -56,9 +56,6 @@ def test_tasks_take_turns_and_memory_is_watched() -> None:
 
 @pytest.mark.slow
 def test_fitting(index: Path) -> None:
-    given = Namespace(index=index, chunks=20, read=12, steps=1, repeats=1, parts=fitting.PARTS)
-    closed, reading, shares, sgd = fitting.run(given)
+    closed, reading = fitting.run(Namespace(index=index, chunks=20, read=12, repeats=1))
     assert closed["share_of_bare_pass"] > 0 and closed["gate_megabytes"] > 0
     assert reading["read"] == 12 and reading["reading_by_bare_pass"] > 0
-    assert shares["functions"] and shares["operations"]
-    assert sgd["processor_seconds_per_step"] != 0

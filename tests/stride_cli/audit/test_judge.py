@@ -90,7 +90,7 @@ def test_leaked_items_are_found_and_the_others_not(session, kind: str) -> None:
         assert set(verdicts[:7]) <= {LEAKED, UNDECIDED}
         assert max(finding.p for finding in found[:6]) < found[6].p
     else:
-        assert verdicts[:6] == [LEAKED] * 6 and verdicts[6] in (PRESENT, UNDECIDED)
+        assert verdicts[:6] == [LEAKED] * 6 and verdicts[6] != NOTHING
     assert verdicts[7:] == [NOTHING] * 53
     for number, finding in enumerate(found[:6]):
         assert (
@@ -160,7 +160,7 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
         audit(session, documents(range(3)), documents(range(2, 3), "controls"))
     with pytest.raises(UsageError, match="each of the items is in the corpus"):
         audit(session, documents(range(3)), options=AuditOptions(controls="absent"))
-    with pytest.raises(UsageError, match="--controls is 'some'"):
+    with pytest.raises(UsageError, match=r"AuditOptions\.controls is 'some'"):
         audit(session, documents(range(3)), options=AuditOptions(controls="some"))
     with pytest.raises(UsageError, match="empty"):
         audit(session, [])

@@ -44,9 +44,9 @@ def test_a_comparison_is_the_difference_of_two_tokens(session: api.Session) -> N
     np.testing.assert_allclose(
         influences(answer), influences(alone[0]) - influences(alone[1]), rtol=1e-3, atol=1e-6
     )
-    np.testing.assert_allclose(
-        answer.responses, alone[0].responses - alone[1].responses, rtol=1e-4, atol=1e-8
-    )
+    # packed gates are asked with gradients of three bits, which are rounded apart
+    wanted = alone[0].responses - alone[1].responses
+    np.testing.assert_allclose(answer.responses, wanted, atol=0.05 * np.abs(wanted).max())
     assert (answer.loss, answer.other_loss) == pytest.approx((alone[0].loss, alone[1].loss), rel=1e-5)
     turned = session.query(PROMPT, READ_ALL, response="1917, when the", instead="1789, when the")
     np.testing.assert_allclose(influences(turned), -influences(answer), rtol=1e-3, atol=1e-6)

@@ -67,7 +67,7 @@ def test_a_full_disk_is_named_and_the_fit_goes_on_later(run, workspace: Path, sm
     assert "fix: free some space" in result.err or "space" in result.err
     assert not (index / "operators").exists()
     assert run(f"index verify {index}").code in (0, 1)  # 1: the unfinished fit is named as extra
-    small_disk(str(size * 8))
+    small_disk(str(size * 80))
     assert run(f"train --index {index} --save-seconds 0").code == 0
     assert run(f"index verify {index}").code == 0
     assert_same_fit(index / "operators", workspace / "run.stride" / "operators")

@@ -103,7 +103,7 @@ def test_compare_goes_on_after_a_failure(prepared: Prepared, measured: Path, tmp
     for record in (first, third):
         assert record["peak_memory"] > 0 and record["seconds"]["fit"] >= 0
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 3 and "graddot" in text and "http:" not in text and "https:" not in text
+    assert text.count("<svg") == 2 and "graddot" in text and "http:" not in text and "https:" not in text
 
 
 def numbers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
