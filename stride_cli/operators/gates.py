@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stride_cli.operators.projections import bit_planes, random_signs, scan, turned
 from stride_cli.randomness import stream
-
-if TYPE_CHECKING:
-    pass
 
 _NUMBERS_AT_ONCE = 1 << 21  # of rows that are turned together
 

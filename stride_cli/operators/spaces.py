@@ -64,11 +64,13 @@ def parse_space(text: str) -> tuple[str, ...]:
     """
     names = tuple(part.strip() for part in text.split("+"))
     for name in names:
-        if not _known(name):
+        try:
+            _class_of(name)
+        except KeyError:
             raise UsageError(
                 f"unknown operator space '{name}' in '{text}'",
                 fix=f"use one of {', '.join(SPACES)}, or a sum such as residual-matrix+logit",
-            )
+            ) from None
     if len(set(names)) != len(names):
         raise UsageError(f"operator space '{text}' names a space twice", fix="name each space once")
     inside = [cls.name for cls in space_classes(names) if cls.site == "layers"]
@@ -80,16 +82,16 @@ def parse_space(text: str) -> tuple[str, ...]:
     return names
 
 
-def _known(name: str) -> bool:
-    """Tell whether there is a space of this name: ours, or the entry point of a package ("stride.spaces")."""
+def _class_of(name: str) -> type[OperatorSpace]:
+    """Look up a space: ours, or the entry point of a package ("stride.spaces"); KeyError for no such name."""
     for found in () if name in SPACES else entry_points(group="stride.spaces", name=name):
         SPACES[name] = found.load()
-    return name in SPACES
+    return SPACES[name]
 
 
 def space_classes(names: Iterable[str]) -> list[type[OperatorSpace]]:
     """Look up the classes of spaces, as from `parse_space`."""
-    return [SPACES[name] for name in names if _known(name)]
+    return [_class_of(name) for name in names]
 
 
 def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
@@ -99,9 +101,7 @@ def reads_input(spaces: Iterable[OperatorSpace | type[OperatorSpace]]) -> bool:
 
 def space_from_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> OperatorSpace:
     """Rebuild a space from the arrays that `OperatorSpace.arrays` gave."""
-    return space_classes([name])[0](
-        **{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
-    )
+    return _class_of(name)(**{key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
 
 
 def affordable_buckets(

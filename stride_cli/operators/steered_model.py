@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from stride_cli.models.muon import multiplies_bf16
 from stride_cli.operators.device_memory import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.saving import save_atomically
@@ -85,11 +86,11 @@ class SteeredModel:
     def rounds(self) -> bool:
         """True where linear layers multiply in bfloat16: in a fit of a language model, if no format was asked
         for, layers are wide enough, and the processor is faster so."""
-        model, able = self.model, (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported)
+        model = self.model
         plain = model.device.type == "cpu" and model.dtype == torch.float32 and model.spec.dtype == "auto"
         # a sure classifier's losses would be lost to rounding
         wide = self.fitting and plain and not model.classes and model.d_model >= _WIDE
-        return wide and any(each() for each in able)
+        return wide and multiplies_bf16(model.device)
 
     def products(self) -> AbstractContextManager[object]:
         """Within: linear layers multiply as `rounds` says."""

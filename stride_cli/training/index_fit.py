@@ -100,11 +100,9 @@ def fit_index(
         if resumes and not judged and options == ClosedOptions():
             note("the operators are there: going on with their calibration")
             own = index.group_attributes("operators")
-            none, listed = (
-                {"loss": math.nan, "load": 0.0, "fit": 0.0, "write": 0.0},
-                own.get("checkpoints", []),
-            )
-            return _train_record(index_path, index, own, listed, [none] * (1 + len(listed)), (0.0, 0.0))
+            listed = own.get("checkpoints", [])
+            not_now = {"loss": math.nan, "load": 0.0, "fit": 0.0, "write": 0.0}
+            return _train_record(index_path, index, own, listed, [not_now] * (1 + len(listed)), (0.0, 0.0))
         raise IndexExists(
             f"index '{index_path}' has operators already" + ("" if judged else ", and no calibration"),
             fix=f"{'query them' if judged else 'stride calibrate'}, or fit anew with --overwrite",

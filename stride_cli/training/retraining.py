@@ -88,12 +88,14 @@ def retrain(
 
     Raises
     ------
-    UsageError        an unknown engine
+    UsageError        an unknown engine, or a mask of another length than the corpus
     NumericalError    a retrained model's loss is not finite
     IndexBusy         another process is using the store
     and what training raises
     """
     check_engine(engine)
+    if any(job.mask.shape != (trainer.n_chunks,) for job in jobs):
+        raise UsageError(f"a mask lacks the shape of the corpus, ({trainer.n_chunks},)")
     keys = [job_key(trainer.digest, job) for job in jobs]
     with OutcomeStore(store) as kept:
         # 1. What is there already

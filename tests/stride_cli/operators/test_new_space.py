@@ -150,6 +150,8 @@ def test_a_package_adds_spaces_and_methods(tmp_path: Path, monkeypatch: pytest.M
     (about / "entry_points.txt").write_text(points)
     with pytest.raises(api.UsageError, match="own-space"):
         spaces.parse_space("own-space+logit")
+    with pytest.raises(KeyError):  # of an index whose package is not there: `Operators` says what to do
+        spaces.space_from_arrays("own-space", {})
     monkeypatch.setattr(spaces, "SPACES", dict(spaces.SPACES))
     monkeypatch.syspath_prepend(tmp_path)
     assert spaces.parse_space("own-space+logit") == ("own-space", "logit")
