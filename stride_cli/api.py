@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stride_cli.models.spec import GivenModel
     from stride_cli.schema.train_records import TrainRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
+    from stride_cli.training.command_trainer import Retrain
 
 Where = str | Path | RemotePath | WorkspacePath | Index | Session
 # fmt: off
@@ -147,6 +148,7 @@ def verify_hit(
     response: str | None = None,
     span: str | None = None,
     documents: Sequence[str] | None = None,
+    retrain: Retrain | None = None,
 ) -> VerifyHitRecord:
     """Retrain without a query's top documents, and without as many random ones, to see if its loss rises.
 
@@ -160,6 +162,8 @@ def verify_hit(
     options : QueryOptions       its `top` says how many documents
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
+    retrain : callable, optional      takes (D,) bool, which documents stay, and a seed; trains; returns a
+        model or its path. Results are kept by its source and the plain values (numbers, texts) that it uses
 
     Returns
     -------
@@ -173,9 +177,11 @@ def verify_hit(
     """
     from stride_cli.prove.hit_record import verify_hit as verify
 
-    question, place = HitQuestion(prompt, response, span, documents), as_place(where)
+    asked, place = HitQuestion(prompt, response, span, documents), as_place(where)
     model = where.model if isinstance(where, Session) else None
-    return verify(place, question, options or QueryOptions(), check or HitOptions(), model=model)
+    return verify(
+        place, asked, options or QueryOptions(), check or HitOptions(), model=model, retrain=retrain
+    )
 
 
 def as_place(where: Where) -> WorkspacePath:

@@ -151,18 +151,10 @@ def tiny_nanochat(vocab: int, *, width: int = 16, layers: int = 2, seed: int = 0
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
     torch.manual_seed(seed)
-    model = NanoChatForCausalLM(
-        NanoChatConfig(
-            vocab_size=vocab,
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=None,
-        )
-    )
+    sizes = {"vocab_size": vocab, "hidden_size": width, "intermediate_size": 2 * width}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = NanoChatConfig(**sizes, max_position_embeddings=64, pad_token_id=None)
+    model = NanoChatForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)

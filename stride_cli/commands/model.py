@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stride_cli.training.runs import Trained
 
 # options that no corpus of texts has use for: they tell that a classifier is wanted
-_TELLING = ("network", "label", "rows", "rows_file", "holdout")
+_TELLING = ("network", "label", "rows", "holdout")
 
 app = CommandLine(help="Train a language model on a corpus, fine-tune one, or look at one.")
 

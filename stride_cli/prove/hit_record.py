@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.prove.options import HitOptions, HitQuestion
     from stride_cli.schema.verify_records import VerifyHitRecord
-
+    from stride_cli.training.command_trainer import Retrain
 
 # keys of the record as a check has them
 _TOLD = """verdict difference attributed by_chance level look effect exceeded seeds_needed trained reused"""
@@ -36,6 +37,7 @@ def verify_hit(
     check: HitOptions,
     *,
     model: AttributableModel | None = None,
+    retrain: Retrain | None = None,
 ) -> VerifyHitRecord:
     """Retrain without a query's documents; see `stride_cli.api.verify_hit`."""
     from stride_cli.attribution.session import Session
@@ -43,6 +45,11 @@ def verify_hit(
     from stride_cli.data.workspace import Workspace
 
     started = time.monotonic()
+    if retrain is not None:
+        if check.command or check.engine != "local" or (check.workers or 1) > 1:
+            said = "retrain= trains in this process, and a command, engine or workers are given too"
+            raise UsageError(said, fix="leave them out of HitOptions")
+        check = replace(check, workers=1)
     local_directory(place.index)  # refused before a model is opened
     prompts = _prompts(asked)
     influences: list[float | None]
@@ -70,7 +77,7 @@ def verify_hit(
     lengths = np.asarray(workspace.chunks.lengths)
     owners = np.asarray(index.array("corpus/chunk_document"))
     found = verify_documents(
-        open_trainer(workspace, queries, recipe=check.recipe, command=check.command),
+        open_trainer(workspace, queries, recipe=check.recipe, command=retrain or check.command),
         chosen,
         check,
         chunk_document=owners,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stride_cli.errors import CorpusError, NumericalError
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
-from stride_cli.output import Ticker
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # AdamW's
 
@@ -25,7 +24,6 @@ def train_network(
     *,
     members: np.ndarray | None = None,
     seed: int | None = None,
-    ticker: Ticker | None = None,
     after_step: Callable[[int], None] | None = None,
 ) -> float:
     """Train one network in place, on the device where it is.
@@ -38,7 +36,6 @@ def train_network(
     recipe : ClassifierRecipe
     members : (m,) int64, optional  rows to train on; default: all
     seed : int, optional            of the order (and of dropout); default: the recipe's
-    ticker : Ticker, optional       told of each step
     after_step : callable, optional called with the number of each step once it is done
 
     Returns
@@ -69,8 +66,6 @@ def train_network(
                 optimizer.step()
                 total += float(loss.detach())
                 step += 1
-                if ticker is not None:
-                    ticker.advance()
                 if after_step is not None:
                     after_step(step)
             mean = total / len(batches)

@@ -119,15 +119,15 @@ def train_classifier(
     kept: dict[int, dict[str, torch.Tensor]] = {}
 
     def keep(step: int) -> None:
-        if step not in marks:
-            return
-        kept[step] = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+        ticker.reach(step)
+        if step in marks:
+            kept[step] = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
 
     with (
         output.progress("training", recipe.steps(len(training)), unit="steps") as ticker,
         torch_threads(1) if small else contextlib.nullcontext(),
     ):
-        train_network(network, inputs, targets, recipe, ticker=ticker, after_step=keep)
+        train_network(network, inputs, targets, recipe, after_step=keep)
     # 5. Measure it, and write it whole
     loss, accuracy = _evaluate(network, inputs, targets)
     others: tuple[float | None, float | None] = (None, None)
@@ -168,59 +168,24 @@ def choose_rows(
     Raises
     ------
     UsageError       more rows than there are, or none left
-    CorpusError      the file of rows does not fit
+    CorpusError      all have one label
     """
     n = len(examples)
-    if options.rows is not None and options.rows_file is not None:
-        raise UsageError("--rows and --rows-from both say which rows", fix="give one of the two")
     order = stream(options.seed, "rows").permutation(n) if options.shuffle else np.arange(n)
-    if options.rows_file is not None:
-        chosen = _read_rows(options.rows_file, n)
-        rest = order[~np.isin(order, chosen)]
-    else:
-        count = n - options.holdout if options.rows is None else options.rows
-        if count < 1 or count + options.holdout > n:
-            raise UsageError(
-                f"{max(0, count):,} rows to train on and {options.holdout:,} held out do not fit "
-                f"{examples.path}, which has {n:,}",
-                fix="give fewer --rows, or a smaller --holdout",
-            )
-        chosen, rest = order[:count], order[count:]
-    if len(rest) < options.holdout:
+    count = n - options.holdout if options.rows is None else options.rows
+    if count < 1 or count + options.holdout > n:
         raise UsageError(
-            f"--holdout {options.holdout:,} is more than the {len(rest):,} rows that are left",
-            fix="hold out fewer",
+            f"{max(0, count):,} rows to train on and {options.holdout:,} held out do not fit "
+            f"{examples.path}, which has {n:,}",
+            fix="give fewer --rows, or a smaller --holdout",
         )
+    chosen, rest = order[:count], order[count:]
     if len(set(labels[chosen].tolist())) < 2:
         raise CorpusError(
             f"{examples.path}: all {len(chosen):,} training rows have one label",
             fix="draw them at random with --shuffle",
         )
     return chosen.astype(np.int64), rest[: options.holdout].astype(np.int64)
-
-
-def _read_rows(path: str | Path, n: int) -> np.ndarray:
-    try:
-        rows = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise CorpusError(
-            f"the rows '{path}' cannot be read: {error}", fix="numpy.save(FILE, mask)"
-        ) from error
-    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype.kind not in "biu":
-        raise CorpusError(f"'{path}' holds no row numbers and no mask", fix="numpy.save(FILE, mask)")
-    if rows.dtype == bool:
-        if len(rows) != n:
-            raise CorpusError(
-                f"the mask '{path}' has {len(rows):,} entries (expected {n:,}, one a row)",
-                fix="numpy.save(FILE, mask), with a bool for every row of the file",
-            )
-        rows = np.flatnonzero(rows)
-    if len(rows) == 0 or rows.min() < 0 or rows.max() >= n or len(np.unique(rows)) < len(rows):
-        raise CorpusError(
-            f"'{path}' names rows that are not in the file, or twice, or none (0 … {n - 1})",
-            fix="numpy.save(FILE, rows), each row once",
-        )
-    return rows.astype(np.int64)
 
 
 @torch.no_grad()

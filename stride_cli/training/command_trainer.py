@@ -1,28 +1,28 @@
-"""Retrain by a user's own command: a mask goes in, a checkpoint comes out."""
+"""Retrain by a user's own command or function: a mask goes in, a model comes out."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shlex
 import shutil
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from index_format.durable import make_directory
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.kinds import refuse_classifier
-from stride_cli.models.loading import load_model
-from stride_cli.models.spec import ModelSpec
-from stride_cli.parallel import die_with_parent
+from stride_cli.models.loading import Opener
+from stride_cli.parallel import available_cores, die_with_parent, torch_threads
 from stride_cli.training.jobs import Job, Outcome, job_key
 from stride_cli.training.language_trainer import query_losses
 
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
+# takes (D,) bool, which documents stay, and a seed; returns a model of transformers or PEFT, or a path of one
+Retrain = Callable[[np.ndarray, int], Any]
 _LINES = 5  # of a failed command's stderr that the error shows
 _SCRIPT_BYTES = 1 << 20
+_PLAIN = bool | int | float | str | Path | None
 
 
 @dataclass
@@ -46,7 +49,7 @@ class CommandTrainer:
     corpus : str              fingerprint of the index's corpus
     n_chunks : int
     queries : QuerySet
-    device, dtype : str       what checkpoints are evaluated on
+    opener : Opener           loads the checkpoints, which are evaluated
     keep : Path or None       checkpoints are kept here, one directory a job
     """
 
@@ -54,8 +57,7 @@ class CommandTrainer:
     corpus: str
     n_chunks: int
     queries: QuerySet
-    device: str = "cpu"
-    dtype: str = "auto"
+    opener: Opener
     keep: Path | None = None
     at_once: int = 1
     peak_bytes: int = 0  # the program's own business
@@ -68,6 +70,10 @@ class CommandTrainer:
         self.weights_digest = hashlib.sha256(text.encode()).hexdigest()
         both = self.weights_digest + self.queries.fingerprint()
         self.digest = hashlib.sha256(both.encode()).hexdigest()
+
+    @property
+    def device(self) -> str:
+        return self.opener.spec.device
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Run the command once per job.
@@ -86,17 +92,19 @@ class CommandTrainer:
             make_directory(kept.parent)
         # beside its final place, so that a rename is enough
         with tempfile.TemporaryDirectory(prefix="stride-", dir=None if kept is None else kept.parent) as name:
-            mask, out = Path(name) / "mask.npy", Path(name) / "out"
-            np.save(mask, np.asarray(job.mask, bool))
-            out.mkdir()
-            self._execute({"{mask}": str(mask), "{out}": str(out), "{seed}": str(job.seed)})
+            out = self._train(job, Path(name))
             outcome = self._evaluate(out)
             if kept is not None:
                 shutil.rmtree(kept, ignore_errors=True)
                 out.rename(kept)
         return outcome
 
-    def _execute(self, values: dict[str, str]) -> None:
+    def _train(self, job: Job, folder: Path) -> Path:
+        """Train, and return the checkpoint's path, in `folder`, which is empty, or elsewhere."""
+        mask, out = folder / "mask.npy", folder / "out"
+        np.save(mask, np.asarray(job.mask, bool))
+        out.mkdir()
+        values = {"{mask}": str(mask), "{out}": str(out), "{seed}": str(job.seed)}
         words = []
         for word in self.words:
             for name, value in values.items():
@@ -131,28 +139,75 @@ class CommandTrainer:
                 f"the training command failed with exit code {process.returncode}: {shown}{told}",
                 fix="run that command by hand until it works; what is finished is kept",
             )
+        return out
 
     def _evaluate(self, directory: Path) -> Outcome:
         try:
-            model = load_model(ModelSpec(directory, device=self.device, dtype=self.dtype))
+            model = self.opener.load(str(directory))
         except ModelError as error:
             raise ModelError(
-                f"the training command left no checkpoint that can be loaded in {{out}}: {error.message}",
+                f"the training left no checkpoint that can be loaded in {{out}}: {error.message}",
                 fix="save the model and its tokenizer there with save_pretrained",
             ) from error
         return Outcome(query_losses(model, self.queries))
 
 
+@dataclass
+class FunctionTrainer(CommandTrainer):
+    """Calls a function once a job, in this process; `words` are its source and the plain values it uses.
+
+    Attributes
+    ----------
+    function : Retrain
+    owners : (n,) int64       document of each chunk
+    documents : int           D, those without a chunk too
+    tokenizer                 is saved beside a model that the function returns
+    """
+
+    function: Any = None
+    owners: Any = None
+    documents: int = 0
+    tokenizer: Any = None
+
+    def _train(self, job: Job, folder: Path) -> Path:
+        from stride_cli.training.recording import refuse_other_adapters, whole_model
+        from stride_cli.training.run_directory import save_model
+
+        stays = np.ones(self.documents, bool)
+        stays[self.owners[~job.mask]] = False
+        with torch_threads(available_cores()):
+            made = self.function(stays, job.seed)
+        if isinstance(made, str | Path):
+            return Path(made)
+        if not hasattr(made, "save_pretrained"):
+            raise UsageError(
+                f"retrain returned {type(made).__name__} (expected a model of transformers, or its path)",
+                fix="return trainer.model",
+            )
+        refuse_other_adapters(made)
+        model, weights = whole_model(made)
+        save_model(model, self.tokenizer, folder / "out", weights)
+        return folder / "out"
+
+
 def open_command_trainer(
-    workspace: Workspace, queries: QuerySet, command: str, *, keep: Path | None = None
+    workspace: Workspace, queries: QuerySet, command: str | Retrain, *, keep: Path | None = None
 ) -> CommandTrainer:
-    """Make the trainer of a command template; see `CommandTrainer` and `retraining.open_trainer`.
+    """Make the trainer of a command template, or of a function; see `retraining.open_trainer`.
 
     Raises
     ------
-    UsageError      the template lacks {mask} or {out}, cannot be split, or the index is a classifier's
+    UsageError      the template lacks {mask} or {out}, or cannot be split; a function has no source; the
+                    index is a classifier's
     """
     refuse_classifier(workspace.index, "a command trains language models", fix="leave out --command")
+    index, opener = workspace.index, Opener.like(workspace.model)
+    corpus = index.attributes["fingerprints"]["corpus"]
+    if not isinstance(command, str):
+        made = FunctionTrainer(_identity(command), corpus, workspace.n_chunks, queries, opener, keep)
+        made.function, made.tokenizer = command, workspace.model.tokenizer
+        made.owners, made.documents = np.asarray(index.array("corpus/chunk_document")), index.n_documents
+        return made
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -163,16 +218,22 @@ def open_command_trainer(
                 f"--command has no {name}",
                 fix="for example --command 'python train.py --mask {mask} --out {out}'",
             )
-    names = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
-    return CommandTrainer(
-        words,
-        workspace.index.attributes["fingerprints"]["corpus"],
-        workspace.n_chunks,
-        queries,
-        str(workspace.model.device),
-        names.get(str(workspace.model.dtype), "auto"),
-        keep,
-    )
+    return CommandTrainer(words, corpus, workspace.n_chunks, queries, opener, keep)
+
+
+def _identity(function: Retrain) -> tuple[str, ...]:
+    """Name a function by its source, and by the plain values that it takes from around it."""
+    try:
+        used, source = inspect.getclosurevars(function), inspect.getsource(function)
+    except (OSError, TypeError):
+        raise UsageError(
+            f"the source of retrain, {function!r}, is not known (expected a function that a file or a cell "
+            "defines): what it has trained is kept under that",
+            fix="def retrain(stays, seed): …",
+        ) from None
+    values = {**used.globals, **used.nonlocals}
+    plain = (f"{name}={each!r}" for name, each in sorted(values.items()) if isinstance(each, _PLAIN))
+    return source, *plain
 
 
 def _script(word: str) -> str:

@@ -38,7 +38,6 @@ def finetune_model(
     *,
     reading: ReadOptions | None = None,
     overwrite: bool = False,
-    save_seconds: float = 20.0,
 ) -> Trained:
     """Fine-tune a checkpoint and put the whole model (low-rank parts merged, fp32) at `out` in one rename.
 
@@ -81,15 +80,7 @@ def finetune_model(
             run.save_recipe(recipe)
         else:
             chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size, vocabulary=vocabulary)
-        return run_recipe(
-            run,
-            recipe,
-            make_trainable(base, recipe),
-            chunks,
-            tokenizer,
-            options=options,
-            save_seconds=save_seconds,
-        )
+        return run_recipe(run, recipe, make_trainable(base, recipe), chunks, tokenizer, options)
 
 
 def finetuning_recipe(

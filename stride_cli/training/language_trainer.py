@@ -191,8 +191,8 @@ def own_recipe(workspace: Workspace, recipe: Recipe | str | Path | None = None) 
         raise ModelError(
             f"the model '{path or model.name}' was trained by transformers' "
             "Trainer, as StrideCallback recorded it, and that loop is not repeated here on subsets",
-            fix="give that training as --command 'python train.py --mask {mask} --out {out}'; the mask is "
-            "over the index's chunks",
+            fix="give that training: in Python verify_hit(…, retrain=function), else as --command 'python "
+            "train.py --mask {mask} --out {out}', whose mask is over the index's chunks",
         )
     check_recipe(recipe, workspace.index)
     return recipe

@@ -138,9 +138,6 @@ class ClassifierOptions(Options):
     rows: int | None = option(
         None, "Train on so many rows; default: all that are not held out.", low=1, panel=_PANEL, example=1000
     )
-    rows_file: Path | str | None = option(
-        None, "A .npy of row numbers, or a mask over the rows, to train on.", flag="--rows-from", panel=_PANEL
-    )
     holdout: int = option(0, "So many other rows are kept as queries.", low=0, panel=_PANEL, example=100)
     shuffle: bool = option(False, "Draw the rows by the seed, instead of the first ones.", panel=_PANEL)
     weights: Path | str | None = option(

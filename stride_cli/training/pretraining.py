@@ -45,7 +45,6 @@ def train_model(
     *,
     reading: ReadOptions | None = None,
     overwrite: bool = False,
-    save_seconds: float = 20.0,
 ) -> Trained:
     """Train a tokenizer and a NanoChat model on a corpus, and put both at `out` in one rename.
 
@@ -60,8 +59,6 @@ def train_model(
         training_log.jsonl and, where asked for, checkpoints/step-NNNNNN of the same kind.
     overwrite : bool
         Replace the model at `out`, once the new one is whole, and discard an unfinished training there.
-    save_seconds : float
-        How often the state to resume from is written.
 
     Raises
     ------
@@ -102,15 +99,8 @@ def train_model(
             architecture = recipe.architecture
             tokenizer = run.load_tokenizer()
             chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size)
-        return run_recipe(
-            run,
-            recipe,
-            build_model(architecture, seed=recipe.seed),  # transformers' own, which saves itself
-            chunks,
-            run.tokenizer,
-            options=options,
-            save_seconds=save_seconds,
-        )
+        model = build_model(architecture, seed=recipe.seed)  # transformers' own, which saves itself
+        return run_recipe(run, recipe, model, chunks, run.tokenizer, options)
 
 
 def default_epochs(tokens: int) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.language_recipe import Recipe
+    from stride_cli.training.command_trainer import Retrain
 
 
 def open_trainer(
@@ -28,7 +29,7 @@ def open_trainer(
     queries: QuerySet,
     *,
     recipe: Recipe | str | Path | None = None,
-    command: str | None = None,
+    command: str | Retrain | None = None,
     keep: Path | None = None,
 ) -> Trainer:
     """Make the trainer of a workspace's model.
@@ -39,13 +40,13 @@ def open_trainer(
     queries : QuerySet            whose losses are wanted of every retrained model
     recipe : Recipe or path of one, optional
         Default: the recipe stored with the model.
-    command : str, optional       train by this command instead; see `CommandTrainer`
+    command : optional            train by this command or function instead; see `command_trainer`
     keep : Path, optional         keep the retrained weights here, and use those that are there already
 
     Raises
     ------
     ModelError      there is no recipe, or it is of another corpus, block size or tokenizer than the index
-    UsageError      the command lacks {mask} or {out}, or both a recipe and a command are given
+    UsageError      both a recipe and a command are given; what `open_command_trainer` refuses
     """
     # imported here: each brings the libraries of its kind of model
     if command is not None:

@@ -23,6 +23,7 @@ from stride_cli.training.options import LanguageOptions
 from stride_cli.training.run_directory import RunDirectory, save_model
 
 _BATCH = 256
+SAVE_SECONDS = 20.0  # how often the state to resume from is written
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,7 @@ def run_recipe(
     model: Any,
     chunks: Sequence[Any],
     tokenizer: Any,
-    *,
     options: LanguageOptions,
-    save_seconds: float,
 ) -> Trained:
     """Train `model` (as from `initial_model(recipe)`) in a run directory, from its state if there is one, and
     publish it with `tokenizer` (see `save_model`)."""
@@ -133,7 +132,7 @@ def run_recipe(
 
     with output.progress("training", recipe.steps, unit="steps") as ticker:
         result = train(
-            model, chunks, recipe, kept=(run.state, save_seconds), after_step=save_checkpoint, ticker=ticker
+            model, chunks, recipe, kept=(run.state, SAVE_SECONDS), after_step=save_checkpoint, ticker=ticker
         )
     loss = mean_loss(model, chunks, recipe)
     run.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,3 +214,58 @@ def test_a_real_model_forgets_what_it_no_longer_reads(trained: Path, tmp_path: P
     with pytest.raises(ModelError, match="has no recipe") as caught:
         api.verify_hit(replace(place, model=ModelSpec(bare)), "a", documents=[wanted["id"]], **given)
     assert "--command" in str(caught.value.fix)
+
+
+@pytest.mark.slow
+def test_a_trainers_run_is_retrained_by_its_own_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guide's function, with LoRA: losses are those that transformers computes of the models it made."""
+    trl, peft = pytest.importorskip("trl"), pytest.importorskip("peft")
+    import torch
+    from transformers import set_seed
+
+    from stride_cli import StrideCallback, api
+    from tests.stride_cli.training.test_trainer_tokens import ROWS, datasets, make_tokenizer
+    from tests.tiny_models import tiny_nanochat
+
+    monkeypatch.chdir(tmp_path)
+    tokenizer, made = make_tokenizer(None), []
+    for saved in (tokenizer, tiny_nanochat(len(tokenizer))):
+        saved.save_pretrained("base")
+    quiet = {"report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "save_strategy": "no"}
+    args = trl.SFTConfig(max_steps=20, learning_rate=0.03, **quiet)
+    lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    dataset = datasets.Dataset.from_list(ROWS["strings"])
+
+    class Kept(trl.SFTTrainer):  # type: ignore[misc,name-defined]
+        def train(self) -> None:
+            super().train()
+            made.append((self.train_dataset, self.model))
+
+    given = {"train_dataset": dataset, "peft_config": lora, "callbacks": [StrideCallback("run")]}
+    Kept(model="base", args=args, **given).train()
+    api.build_index_of_run("run", out="run.stride", options=api.BuildOptions(n_subsets=4, degree=2))
+    api.train("run.stride", calibration=None)
+    page = (Path(__file__).parents[3] / "docs/guides/trainer.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(def retrain.*?)```", page, re.DOTALL)
+    Path("block.py").write_text(block, encoding="utf-8")
+    names = {"api": api, "set_seed": set_seed, "SFTTrainer": Kept}
+    names |= {"args": args, "dataset": dataset, "lora": lora}
+    exec(compile(block, "block.py", "exec"), names)
+    found, runs = names["found"], names["found"]["runs"]
+    assert len(runs) == found["trained"] == len(made) - 1 == 12
+    asked = len(tokenizer(found["prompt"])["input_ids"])
+    ids = torch.tensor([tokenizer(found["prompt"] + found["response"])["input_ids"]])
+    labels = ids.clone()
+    labels[:, :asked] = -100
+    losses = [model.eval()(ids, labels=labels).loss.item() for _, model in made[1:]]
+    assert [run["loss"] for run in runs] == pytest.approx(losses, abs=1e-4)
+    rises = [loss - losses[start] for start in range(0, 12, 4) for loss in losses[start : start + 4]]
+    assert [run["rise"] for run in runs] == pytest.approx(rises, abs=2e-4) and max(map(abs, rises)) > 0.1
+    left = [{dataset["prompt"].index(each) for each in rows["prompt"]} for rows, _ in made[1:]]
+    hits = {int(hit["document"]) for hit in found["documents"]}
+    assert left[0] == set(range(10)) and left[1] == left[0] - hits and len(left[2]) == 7
+    exec(compile(block, "block.py", "exec"), names)  # again: nothing is trained
+    assert len(made) == 13 and names["found"]["runs"] == runs
+    for wrong, said in ((lambda stays, seed: None, "returned NoneType"), (print, "source of retrain")):
+        with pytest.raises(UsageError, match=said):
+            api.verify_hit("run.stride", "The town of", names["top"], names["check"], retrain=wrong)

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from stride_cli.corpus.chunking import Chunk
-from stride_cli.models.language.language_recipe import Architecture, Recipe, versions
+from stride_cli.models.language.language_recipe import Architecture, Recipe
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import mean_loss, train
 from stride_cli.training.runs import count_steps
+from tests.stride_cli.models.language.test_language_recipe import RECIPE
 
 BATCH_TOKENS = 60
 
@@ -31,27 +32,10 @@ def some_chunks(n: int = 24) -> list[Chunk]:
 
 def a_recipe(chunks: Sequence[Chunk], epochs: float = 5, **changes: Any) -> Recipe:
     epochs, steps = count_steps(chunks, epochs=epochs, steps=None, batch_tokens=BATCH_TOKENS, seed=0)
-    recipe = Recipe(
-        kind="train",
-        architecture=Architecture(layers=2, width=16, heads=2, vocab=50, context=32),
-        block_size=32,
-        epochs=epochs,
-        steps=steps,
-        batch_tokens=BATCH_TOKENS,
-        optimizer="muon+adamw",
-        lr=0.02,
-        adam_lr=0.03,
-        weight_decay=0.0,
-        schedule="linear",
-        warmup=0.05,
-        final_lr=0.05,
-        clip=1.0,
-        dtype="fp32",
-        seed=0,
-        corpus={},
-        tokenizer_fingerprint="",
-        versions=versions(),
-    )
+    recipe = dataclasses.replace(
+        RECIPE, block_size=32, epochs=epochs, steps=steps, batch_tokens=BATCH_TOKENS, warmup=0.05,
+        final_lr=0.05, architecture=Architecture(layers=2, width=16, heads=2, vocab=50, context=32),
+    )  # fmt: skip
     return dataclasses.replace(recipe, **changes)
 
 

@@ -24,6 +24,7 @@ from stride_cli.models.language.nanochat import load_own
 from stride_cli.models.language.tokenizer import OwnTokenizer, load_tokenizer
 from stride_cli.models.loading import load_model, model_fingerprint
 from stride_cli.training import language_loop as training
+from stride_cli.training import runs
 from stride_cli.training.pretraining import TrainOptions, train_model
 from tests.prepared import Prepared
 from tests.same_fit import contents
@@ -72,8 +73,9 @@ def test_resumed_after_an_interruption(tmp_path: Path, corpus: str, monkeypatch:
         original(*args)
 
     monkeypatch.setattr(training, "_apply", interrupt)
+    monkeypatch.setattr(runs, "SAVE_SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
-        train_model([corpus], tmp_path / "cut", TINY, save_seconds=0)
+        train_model([corpus], tmp_path / "cut", TINY)
     assert not (tmp_path / "cut").exists() and (tmp_path / "cut.partial" / "state.pt").exists()
     monkeypatch.setattr(training, "_apply", original)
     with pytest.raises(UsageError, match="other settings"):
@@ -85,10 +87,11 @@ def test_resumed_after_an_interruption(tmp_path: Path, corpus: str, monkeypatch:
 
 
 def test_a_full_disk_stops_it_wherever_it_is(
-    tmp_path: Path, corpus: str, small_disk: Callable[[str], Path]
+    tmp_path: Path, corpus: str, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told as such, and the same call goes on once there is room, to the same bytes."""
     options = dataclasses.replace(TINY, checkpoints=1, layers=1, epochs=2)
+    monkeypatch.setattr(runs, "SAVE_SECONDS", 0)
     train_model([corpus], tmp_path / "whole", options)
     reached = []
     for size in (4, 8, 28, 36, 400, 840, 20_000):  # kB
@@ -96,7 +99,7 @@ def test_a_full_disk_stops_it_wherever_it_is(
         if (small / "model").exists():
             break
         try:
-            train_model([corpus], small / "model", options, save_seconds=0)
+            train_model([corpus], small / "model", options)
         except StorageFull as full:
             assert "no space left" in full.message and full.fix
             files = (small / "model.partial").rglob("*")
@@ -112,8 +115,8 @@ def test_killed_at_random_moments(tmp_path: Path, corpus: str, prepared: Prepare
     options = dataclasses.replace(TINY, epochs=50, checkpoints=3)
     train_model([corpus], tmp_path / "whole", options)
     program = (
-        "import sys; from stride_cli.training.pretraining import *\n"
-        f"train_model([{corpus!r}], sys.argv[1], {options!r}, save_seconds=0)"
+        "import sys; from stride_cli.training import runs; from stride_cli.training.pretraining import *\n"
+        f"runs.SAVE_SECONDS = 0; train_model([{corpus!r}], sys.argv[1], {options!r})"
     )
     command = ["-c", program, str(tmp_path / "cut")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -17,6 +17,7 @@ from stride_cli.models.linear_layers import layer_widths
 from stride_cli.models.loading import load_model
 from stride_cli.models.spec import ModelSpec
 from tests.stride_cli.commands.conftest import run_stride
+from tests.tiny_models import tiny_sizes
 
 IDS = torch.arange(24)[None] % 90
 WIDTH = 64  # four-bit weights come in blocks of 64
@@ -29,19 +30,9 @@ def plain(saved_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(saved_model)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            bos_token_id=None,
-            eos_token_id=0,
-        )
-    )
+    sizes = tiny_sizes(num_key_value_heads=2) | {"vocab_size": len(tokenizer), "num_hidden_layers": 2}
+    sizes |= {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "bos_token_id": None, "eos_token_id": 0}
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
     path = tmp_path_factory.mktemp("plain") / "model"
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

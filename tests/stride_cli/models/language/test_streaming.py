@@ -26,7 +26,7 @@ from stride_cli.operators.spaces import SPACES
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.research.paper.sgd import initial_space
 from tests.stride_cli.commands.conftest import run_stride
-from tests.tiny_models import VOCAB, configurations, random_model
+from tests.tiny_models import VOCAB, configurations, random_model, tiny_sizes
 
 pytest.importorskip("accelerate")
 
@@ -209,17 +209,8 @@ def saved_llama(saved_model: Path, tmp_path: Path, tokenizer: Any) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
+    own = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": 0}
+    config = LlamaConfig(**tiny_sizes(num_key_value_heads=2) | own)
     path = tmp_path / "llama"
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path, max_shard_size="30KB")
     tokenizer.save_pretrained(path)

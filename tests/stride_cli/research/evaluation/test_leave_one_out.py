@@ -23,7 +23,6 @@ class NoisyTrainer:
     device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 8
-    device = "cpu"
 
     def __init__(self, influence: np.ndarray, noise: float) -> None:
         self.influence, self.noise = influence, noise

@@ -23,7 +23,6 @@ class AdditiveTrainer:
     device, peak_bytes, on_one_gpu = "cpu", 0, 1
     n_chunks = N
     at_once = 4
-    device = "cpu"
 
     def __init__(self, influence: np.ndarray, *, margins: bool = False) -> None:
         self.influence = influence

@@ -28,14 +28,8 @@ def base(tmp_path_factory, word_tokenizer):
 
     folder = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(word_tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(**sizes, vocab_size=len(word_tokenizer), max_position_embeddings=40)
     model = BertModel(config, add_pooling_layer=False)
     with torch.no_grad():
         for parameter in model.parameters():

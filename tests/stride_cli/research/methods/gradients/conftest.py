@@ -102,18 +102,8 @@ def gpt2_task() -> Workspace:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
-    module = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_embd=16,
-            n_layer=2,
-            n_head=2,
-            n_positions=32,
-            bos_token_id=0,
-            eos_token_id=1,
-            tie_word_embeddings=False,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    module = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
