@@ -89,17 +89,16 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     counts = answer.query.weights[positions]
     rows, whole = found[:-1] * (counts / counts.sum())[:, None], found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
-    values, total = np.zeros((len(positions), len(documents))), np.zeros(len(documents))
-    for column, document in enumerate(owner.tolist()):
-        values[:, document] += rows[:, column]
-        total[document] += whole[column]
+    values, total = np.zeros((len(documents), len(positions))), np.zeros(len(documents))
+    np.add.at(values, owner, rows.T)
+    np.add.at(total, owner, whole)
     shown = [hit.document for hit in (*answer.supporters, *answer.opposers)]
     others = documents[np.argsort(-np.abs(total), kind="stable")].tolist()
     order = np.searchsorted(documents, list(dict.fromkeys([*shown, *others])))
     by_strength = np.lexsort((-np.abs(whole), owner))  # each document's chunks together, the strongest first
     strongest = chunks[by_strength][np.searchsorted(owner[by_strength], order)]
     return TokenInfluences(
-        positions, documents[order], values[:, order], total[order], chunks, strongest, losses[:-1].copy()
+        positions, documents[order], values[order].T, total[order], chunks, strongest, losses[:-1].copy()
     )
 
 

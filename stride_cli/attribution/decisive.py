@@ -102,7 +102,7 @@ class CorpusWords:
         return put(prompt, places, new) if places else self.random_word(random)
 
     def random_word(self, random: np.random.Generator) -> str:
-        return str(random.choice(self._rare)) if self._rare else "something"
+        return self._rare[int(random.integers(len(self._rare)))] if self._rare else "something"
 
 
 def folded(text: str) -> list[str]:
@@ -183,10 +183,18 @@ def start_loss(losses: np.ndarray) -> np.ndarray:
     return found
 
 
-def torn(query: Query) -> Query | None:
-    """Query the first token that the model is torn at, of its response's first; None: there is none."""
+def torn(corpus: CorpusWords, query: Query, others: Iterable[int]) -> Query | None:
+    """Query the first token that the model is torn at, of its response's first.
+
+    None: there is none; or no document of `others`, and at most one of the corpus, has what it is about.
+    """
     assert query.losses is not None
     found = np.flatnonzero((query.losses[:_START] >= _TORN[0]) & (query.losses[:_START] <= _TORN[1]))[:1]
+    if not len(found):
+        return None
+    known = (corpus.held(query.prompt, each) for each in corpus.documents)  # looked at last
+    if not any(corpus.held_by([each], query.prompt) for each in others) and sum(known) < 2:
+        return None
     weights = np.zeros_like(query.weights)
     weights[np.flatnonzero(query.weights > 0)[found]] = 1.0
-    return replace(query, weights=weights, losses=query.losses[found]) if len(found) else None
+    return replace(query, weights=weights, losses=query.losses[found])

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
+_OF_QUERIES = ("responses", "y", "average", "losses")  # what a `Measurement` has of each query
 _OF_MEMORY = 16  # the share of memory that their gradients may take where that is more: 1/16, twice
 
 
@@ -180,14 +181,8 @@ class Measurement:
     def take(self, rows: slice | np.ndarray) -> Measurement:
         """Return the measurement of some queries."""
         scale = self.scale[..., rows] if isinstance(self.scale, np.ndarray) else self.scale
-        return replace(
-            self,
-            responses=self.responses[rows],
-            y=self.y[rows],
-            average=self.average[rows],
-            losses=self.losses[rows],
-            scale=scale,
-        )
+        own: dict[str, Any] = {name: getattr(self, name)[rows] for name in _OF_QUERIES}
+        return replace(self, **own, scale=scale)
 
     def of_query(self, query: int) -> Measurement:
         """Return the measurement of one query."""
@@ -196,20 +191,13 @@ class Measurement:
     @classmethod
     def stacked(cls, measured: Sequence[Measurement]) -> Measurement:
         """Join measurements of several queries."""
-        first = measured[0]
-        if len(measured) == 1:
-            return first
-        scale = first.scale
+        first, scale = measured[0], measured[0].scale
         if isinstance(scale, np.ndarray):
             scale = np.concatenate([each.scale for each in measured], axis=-1)
-        return replace(
-            first,
-            responses=np.concatenate([each.responses for each in measured]),
-            y=np.concatenate([each.y for each in measured]),
-            average=np.concatenate([each.average for each in measured]),
-            losses=np.concatenate([each.losses for each in measured]),
-            scale=scale,
-        )
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(each, name) for each in measured]) for name in _OF_QUERIES
+        }
+        return replace(first, **joined, scale=scale)
 
 
 def _mean_response(responses: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -329,18 +317,15 @@ class Pipeline:
                 fix="run with --dtype fp32, or fit the operators anew",
             )
         # 3. y, in which the Lasso explains them
-        y, average = self.explained(responses), self.average(responses)
+        y, average = self.explained(responses)
         return Measurement(self.columns, responses, y, average, loss)
 
-    def explained(self, responses: np.ndarray) -> np.ndarray:
-        """Return y of responses (Q, K)."""
-        return additive_measurement(responses, self.row_sizes) if self.settings.lasso.intercept else responses
-
-    def average(self, responses: np.ndarray) -> np.ndarray:
-        """The average chunk's influence that y leaves out, (Q,)."""
+    def explained(self, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return y of responses (Q, K), and the average chunk's influence that it leaves out, (Q,)."""
         if not self.settings.lasso.intercept:
-            return np.zeros(len(responses))
-        return average_influence(responses, self.row_sizes)
+            return responses, np.zeros(len(responses))
+        sizes = self.row_sizes
+        return additive_measurement(responses, sizes), average_influence(responses, sizes)
 
     # ---- 2. estimate → 3. read → 4. recover ----
 
@@ -377,10 +362,7 @@ class Pipeline:
         *,
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
-        """Find the minimisers of the problem for each query: `influences` before small ones are made smaller.
-
-        See there.
-        """
+        """Find the minimisers of the problem: `influences` before small ones are made smaller."""
         from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.attribution.pipeline import Pipeline
     from stride_cli.attribution.several import Several
-    from stride_cli.attribution.verdict import NullAnswers
+    from stride_cli.attribution.verdict import NullAnswers, Verdict
     from stride_cli.data.batches import Batch
     from stride_cli.data.queries import Query
     from stride_cli.data.workspace import Workspace
@@ -55,13 +55,15 @@ OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the pro
 @dataclass(frozen=True)
 class _Asked:
     """A prompt on its way: its query, as a batch that remembers its gradient, what was found of it so far,
-    and the seconds that each stage took."""
+    and the seconds that each stage took. Of hits, supporters and opposers."""
 
     query: Query
     batch: Batch
     measurement: Measurement
     seconds: dict[str, float]
     solution: Solution | None = None
+    hits: tuple[list[Hit], list[Hit]] = ([], [])
+    verdict: Verdict | None = None
 
 
 @dataclass(repr=False)
@@ -165,11 +167,7 @@ class Session:
     @cached_property
     def coverage(self) -> float:
         """Share of all chunks that the operators have seen: not those that were appended after the fit."""
-        from index_format.shards import ranges
-
-        seen = self.operators.seen
-        total = sum(int(np.count_nonzero(seen[start:stop])) for start, stop in ranges(len(seen)))
-        return total / self.index.n_chunks if self.index.n_chunks else 0.0
+        return float(np.count_nonzero(np.asarray(self.operators.seen))) / max(1, self.index.n_chunks)
 
     @property
     def steered(self) -> list[SteeredModel]:
@@ -258,7 +256,8 @@ class Session:
             with progress("asking the model"):
                 asked = [_raised(each) for each in self._measured(pipeline, some, options)]
             found += [_raised(each) for each in self._found(pipeline, asked)]
-        return replace(self._answer(pipeline, options, _as_one(pipeline, one, found)), added=add)
+        (whole,) = self._judged(options, pipeline, [_as_one(pipeline, one, found)])
+        return replace(self._answer(pipeline, options, _raised(whole)), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
         """Prompts with the model's responses where none are given, or the error of one that has none.
@@ -438,6 +437,7 @@ class Session:
         """The outcomes of prompts, of which those that are measured are answered together."""
         with progress("finding documents"):
             found = _of_good(asked, partial(self._found, pipeline))
+            found = _of_good(found, partial(self._judged, options, pipeline))
         for each in found:
             try:
                 outcome = each if isinstance(each, StrideError) else self._answer(pipeline, options, each)
@@ -449,13 +449,12 @@ class Session:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.attribution.nats import TENTH
         from stride_cli.attribution.passages import response_pieces, row_labels
-        from stride_cli.attribution.verdict import strongest
         from stride_cli.operators.linear_response import gradients_with_loss
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
-        settings, default = pipeline.settings, self.pipeline()
-        supporters, opposers = self._ranked(pipeline, solution, top=options.top, bottom=options.bottom)
+        settings, default, verdict = pipeline.settings, self.pipeline(), asked.verdict
+        supporters, opposers = asked.hits
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
@@ -463,15 +462,8 @@ class Session:
         if not labels and options.passages != "none":
             carried = measured.responses[0] if carrying and options.passages == "carrying" else None
             passages = self._passages(query, shown, carried, asked.batch)
-        verdict, line, scale = None, None, None
-        # null prompts were asked one by one, and not compared
+        line, scale = None, None
         if self.calibration is not None and not query.parts:
-            assert query.losses is not None
-            documents, share = strongest(solution, self.chunk_document)
-            held = self.words.held_by(documents, query.prompt)
-            verdict = self.calibration.judge(query.losses, share, held)
-            if verdict is not None and held and (against := self._against(pipeline, query, shown[1:])):
-                verdict = replace(verdict, word="contested", against=self.index.document_id(against.document))
             like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
             if verdict is not None and verdict.line is not None and like:
                 line = verdict.line * solution.total
@@ -518,6 +510,39 @@ class Session:
             carried=not carrying or options.passages == "carrying",
         )
 
+    def _judged(
+        self, options: QueryOptions, pipeline: Pipeline | Several, asked: Sequence[_Asked]
+    ) -> list[_Asked | StrideError]:
+        """Rank documents and judge answers; about tokens that the model is torn at it is asked together."""
+        from stride_cli.attribution.decisive import torn
+        from stride_cli.attribution.verdict import strongest
+
+        judged: list[_Asked] = []
+        tokens: dict[int, Query] = {}
+        for place, each in enumerate(asked):
+            query, solution, verdict = each.query, cast("Solution", each.solution), None
+            hits = self._ranked(pipeline, solution, top=options.top, bottom=options.bottom)
+            # null prompts were asked one by one, and not compared
+            if self.calibration is not None and not query.parts:
+                assert query.losses is not None
+                documents, share = strongest(solution, self.chunk_document)
+                held = self.words.held_by(documents, query.prompt)
+                verdict = self.calibration.judge(query.losses, share, held)
+                others = [hit.document for hit in [*hits[0], *hits[1]][1:]]
+                if verdict is not None and held and (at := torn(self.words, query, others)):
+                    tokens[place] = at
+            judged.append(replace(each, hits=hits, verdict=verdict))
+        found: list[_Asked | StrideError] = [*judged]
+        measured = self._measured_queries(pipeline, list(tokens.values())) if tokens else []
+        for place, token in zip(tokens, _of_good(measured, partial(self._found, pipeline)), strict=True):
+            if isinstance(token, StrideError):
+                found[place] = token
+            elif (against := self._against(pipeline, token)) and (verdict := judged[place].verdict):
+                name = self.index.document_id(against.document)
+                verdict = replace(verdict, word="contested", against=name)
+                found[place] = replace(judged[place], verdict=verdict)
+        return found
+
     def _ranked(
         self, pipeline: Pipeline | Several, solution: Solution, *, top: int, bottom: int
     ) -> tuple[list[Hit], list[Hit]]:
@@ -530,21 +555,15 @@ class Session:
         supporters, opposers = (told_apart(hits, solution.exact, estimated=estimated) for hits in both)
         return supporters, opposers
 
-    def _against(self, pipeline: Pipeline | Several, query: Query, others: Sequence[Hit]) -> Hit | None:
+    def _against(self, pipeline: Pipeline | Several, token: _Asked) -> Hit | None:
         """Find the document that says another thing at the token that the model is torn at."""
-        from stride_cli.attribution.decisive import CONTESTED, torn
+        from stride_cli.attribution.decisive import CONTESTED
 
-        def has_it(hit: Hit) -> bool:
-            return self.words.held_by([hit.document], query.prompt)
-
-        known = (self.words.held(query.prompt, each) for each in self.words.documents)  # looked at last
-        if (token := torn(query)) is None or not (any(map(has_it, others)) or sum(known) > 1):
-            return None
-        (found,) = self._found(pipeline, [_raised(self._measured_queries(pipeline, [token])[0])])
-        solution = cast("Solution", _raised(found).solution)
-        both = [hit for hits in self._ranked(pipeline, solution, top=1, bottom=1) for hit in hits]
+        hits = self._ranked(pipeline, cast("Solution", token.solution), top=1, bottom=1)
+        both = [hit for each in hits for hit in each]
         as_strong = len(both) == 2 and both[1].share >= CONTESTED * both[0].share
-        return both[1] if as_strong and all(map(has_it, both)) else None
+        held = as_strong and all(self.words.held_by([hit.document], token.query.prompt) for hit in both)
+        return both[1] if held else None
 
     def _missing(self, query: Query, hits: Sequence[Hit], line: float | None) -> tuple[str, ...]:
         """List the prompt's rarest words that stand in no document above the line."""
@@ -681,13 +700,9 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
 
     measured = [each.measurement for each in found]
     responses = np.mean([each.responses for each in measured], axis=0)
-    together = replace(
-        measured[0],
-        responses=responses,
-        y=pipeline.explained(responses),
-        average=pipeline.average(responses),
-        losses=np.mean([each.losses for each in measured], axis=0),
-    )
+    y, average = pipeline.explained(responses)
+    losses = np.mean([each.losses for each in measured], axis=0)
+    together = replace(measured[0], responses=responses, y=y, average=average, losses=losses)
     seconds = {stage: sum(each.seconds[stage] for each in found) for stage in found[0].seconds}
     solutions = [each.solution for each in found if each.solution is not None]
     weakest = max(solutions, key=lambda each: each.relative_gap)

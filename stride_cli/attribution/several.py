@@ -107,17 +107,15 @@ class Several:
             found[0],
             columns=None,
             responses=responses,
-            y=self.explained(responses),
-            average=found[0].average,
+            y=self.explained(responses)[0],
             scale=np.stack(scales),
         )
 
-    def explained(self, responses: np.ndarray) -> np.ndarray:
-        """y of responses (Q, C K)."""
+    def explained(self, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """y of responses (Q, C K), and what that of the first model leaves out; others' is in its nats."""
         parts = np.split(responses, self.count, axis=-1)
-        return np.concatenate(
-            [own.explained(part) for own, part in zip(self._each(), parts, strict=True)], axis=-1
-        )
+        found = [own.explained(part) for own, part in zip(self._each(), parts, strict=True)]
+        return np.concatenate([y for y, _ in found], axis=-1), found[0][1]
 
     def influences(
         self,
@@ -139,11 +137,7 @@ class Several:
         split = [np.split(values, self.count, axis=-1) for values in (measurement.responses, measurement.y)]
         for own, scale, responses, y in zip(self._each(), measurement.scale, *split, strict=True):
             part = replace(measurement, columns=own.columns, responses=responses, y=y, scale=scale)
-            yield own, replace(part, average=own.average(responses))
-
-    def average(self, responses: np.ndarray) -> np.ndarray:
-        """The average chunk's influence by the first model, (Q,); the others' are in its nats (`parts`)."""
-        return self.open(0, self.settings).average(np.split(responses, self.count, axis=-1)[0])
+            yield own, replace(part, average=own.explained(responses)[1])
 
 
 def in_passes(pipeline: Pipeline | Several, queries: QuerySet) -> Iterator[tuple[np.ndarray, list[Solution]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,7 +94,11 @@ def test_tokens_count_by_how_much_the_prompt_decides_them(monkeypatch: pytest.Mo
 
 def test_the_first_token_between_two_things_is_torn() -> None:
     weights = np.array([0, 0, 1, 0.5, 1e-6], np.float32)
-    found = torn(Query("a", "b", np.arange(5), weights, True, losses=np.array([0.001, 0.69, 0.5])))
+    asked = "the coat of arms of Varrow shows"
+    both = replace(CORPUS, documents=[*CORPUS.documents, CORPUS.documents[7]])
+    query = Query(asked, "b", np.arange(5), weights, True, losses=np.array([0.001, 0.69, 0.5]))
+    found = torn(both, query, [])
     assert found is not None and found.weights.tolist() == [0, 0, 0, 1, 0]
-    assert torn(Query("a", "b", np.arange(5), weights, True, losses=np.array([0.001, 0.1, 5.0]))) is None
+    assert torn(CORPUS, query, []) is None  # no other document says anything of it
+    assert torn(both, replace(query, losses=np.array([0.001, 0.1, 5.0])), []) is None
     assert start_loss(np.array([1.0, 2.0])) == pytest.approx((1 + 0.8 * 2) / 1.8)

@@ -60,11 +60,12 @@ class Answered:
 
     def measure(self, batches: Any, **_: Any) -> Measurement:
         none = np.zeros(len(self._responses))
-        y = self.explained(self._responses)
+        y, _ = self.explained(self._responses)
         return Measurement(None, self._responses, y, none, none)
 
-    def explained(self, responses: np.ndarray) -> np.ndarray:
-        return responses if self._sizes is None else additive_measurement(responses, self._sizes)
+    def explained(self, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        sizes = self._sizes
+        return responses if sizes is None else additive_measurement(responses, sizes), responses[:, 0]
 
 
 def measured(responses: list[np.ndarray], sizes: Any) -> Measurement:
