@@ -154,7 +154,6 @@ def _drawings() -> dict[str, str]:
             plot.read(results / "recovery.jsonl"), plot.read(results / "solvers.jsonl")
         ),
         "assets/quality.svg": plot.quality(),
-        "assets/frontier.svg": plot.frontier(plot.read(results / "frontier_estimates.jsonl")),
         "assets/nats.svg": plot.nats(plot.read(results / "nats.jsonl")),
     }
 

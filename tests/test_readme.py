@@ -42,13 +42,13 @@ _, MODEL, SELECT = blocks("docs/guides/corpus.md")
 CHECKPOINTS, STREAMED = blocks("docs/reference/models.md")
 PROVE, HABIT, REPORT = blocks("docs/guides/prove.md")
 (AUDITED,) = blocks("docs/guides/leaks.md")
-EVALUATE, REMOVED, IMPORTED = blocks("docs/guides/compare.md")
+EVALUATE, REMOVED, IMPORTED, BANK = blocks("docs/guides/compare.md")
 CAUSES, DATE_LM, SCORES = blocks("docs/guides/causes.md")
 (APART,) = blocks("docs/guides/machines.md")
 RUN = {
     INSTALL, TESTS, WALK, MODEL, LEAKED, AUDITED, PROVE, HABIT, EXPLAINED, UNKNOWN, COMPARED,
     LOOKED_AT, STREAMED, ADAPTED, CHECKPOINTS, REPORT, SELECT, EVALUATE, REMOVED, IMPORTED,
-    CAUSES, DATE_LM, SCORES, APART, RECORDED,
+    CAUSES, DATE_LM, SCORES, APART, RECORDED, BANK,
 }  # fmt: skip
 
 
@@ -256,6 +256,12 @@ def test_the_walk_on_a_corpus_of_ones_own(shell) -> None:
     imported, *judged = [json.loads(line) for line in shell(IMPORTED).splitlines()]
     assert imported["imported"] == imported["subsets"] == 5
     assert [record["method"] for record in judged] == ["tfidf", "chance"]
+    # a bank of bergson's
+    made = "tests/stride_cli/research/commands/bergson_bank.tar.gz"
+    shutil.unpack_archive(ROOT / made, shell.directory / "made", filter="data")
+    shell("ln -s made/bank && cp made/held.jsonl queries.jsonl")
+    shell("stride index build made/corpus.jsonl --model bank/retrained/base --form bare --out bank.stride")
+    assert json.loads(shell(BANK).splitlines()[0])["imported"] == 12
     # who taught it, where that is known
     (built,) = [value for value in _values(shell(APART)) if value.get("documents") == 30]
     assert built["index"] == "whole.stride"
@@ -382,11 +388,9 @@ def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
 
 def test_plots_show_what_is_recorded() -> None:
     quality = plot.quality()
-    kept = plot.frontier(plot.read(plot.RESULTS / "frontier_estimates.jsonl"))
-    assert kept.count("<circle") == 9 + 5 + 4 + 4 and ">trackstar<" in kept  # a point for each size
     nats = plot.nats(plot.read(plot.RESULTS / "nats.jsonl"))
     assert nats.count("<circle") == sum(len(row["points"]) for row in figures.records("nats") if _drawn(row))
-    for drawing in (quality, kept, nats):
+    for drawing in (quality, nats):
         ElementTree.fromstring(drawing)
     assert ">.809 ± .012<" in quality and ">.489 ± .028<" in quality
 

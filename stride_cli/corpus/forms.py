@@ -58,8 +58,8 @@ class Form:
             fix = "give --form concat (or text), or the tokenizer that the model was trained with"
             raise UsageError(found, fix=fix)
         made = cls(source="corpus" if name is None else "option")
-        if name in ("text", "concat"):
-            return replace(made, name=name)  # type: ignore[arg-type]
+        if name in ("text", "bare", "concat"):
+            return replace(made, name="concat" if name == "concat" else "text", bos=name != "bare")
         if not template:
             return replace(made, between="\n")
         return replace(made, name="chat", clock=CLOCK if "strftime_now" in template else None)

@@ -104,8 +104,8 @@ class BuildOptions(DesignOptions):
     form: str | None = option(
         None,
         "How training had prompts with responses, and messages: in the chat template, joined (concat), or "
-        "joined and scored whole (text); default: chat where there is a template, else line by line.",
-        choices=("text", "concat", "chat"),
+        "joined and scored whole (text; without BOS: bare); default: chat with a template, else lines.",
+        choices=("text", "bare", "concat", "chat"),
     )
     seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1, panel=MORE)
     store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text", panel=MORE)

@@ -70,47 +70,6 @@ def quality() -> str:
     return _stacked("Quality of five methods", panels)
 
 
-def frontier(records: Sequence[Record]) -> str:
-    """LDS with the hundred chunks read that an estimate ranks highest, over the bytes it keeps of each."""
-    records = [each for each in records if each["suite"] == "instructions"]
-    found = {each["by"]: each for each in records if each["read"] == 100}
-    kinds = {  # colour, the point that the name stands at, and how
-        "projections": ("c0", -1, 8, 4, "start"),
-        "subsets": ("c1", -1, 8, 4, "start"),
-        "logra:rank": ("c1", 0, 6, 14, "start"),
-        "trackstar:rank": ("c1", -1, 0, 18, "middle"),
-    }
-    across = Scale(math.log10(50), 6, 60, _WIDTH - 130)
-    down = Scale(0.3, 0.85, _FRONTIER - 40, _TOP)
-    marks = [_title("LDS with 100 chunks read, by bytes kept of each chunk")]
-    for tenth in range(3, 9):
-        marks.append(_rule(60, _WIDTH - 130, down(tenth / 10)))
-        marks.append(label(52, down(tenth / 10) + 4, f".{tenth}", "end", faint=True))
-    for power in range(2, 7):
-        marks.append(label(across(power), _FRONTIER - 18, f"10{_raised(10**power)} B", "middle", faint=True))
-
-    def place(record: Record) -> tuple[float, float]:
-        return across(math.log10(max(record["bytes"], 50))), down(record["lds"])
-
-    for kind, (colour, named, right, below, anchor) in kinds.items():
-        own = [each for by, each in found.items() if by.startswith(kind) and "+" not in by]
-        own = [each for each in own if "pca" not in each["by"]]
-        places = [place(each) for each in sorted(own, key=lambda each: each["bytes"])]
-        path = " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        marks.append(f'<path class="line {colour}" style="fill:none" d="M{path}"/>')
-        marks += [f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places]
-        x, y = places[named]
-        marks.append(label(x + right, y + below, kind.partition(":")[0], anchor))
-    for by in ("pairs", "bm25", "embeddings", "featsim"):
-        x, y = place(found[by])
-        marks.append(f'<rect class="c1" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"/>')
-        marks.append(label(x, y + (16 if by in ("bm25", "embeddings") else -7), by, "middle", faint=True))
-    direct = next(each for each in records if each["by"] == "direct")
-    marks.append(_rule(60, _WIDTH - 130, down(direct["lds"])))
-    marks.append(label(_WIDTH - 122, down(direct["lds"]) + 4, "all chunks read", "start", faint=True))
-    return _stacked("What to keep of each chunk", [(_FRONTIER, marks)])
-
-
 def nats(records: Sequence[Record]) -> str:
     """Measured over forecast rises of losses when documents are left out: every pair of a query and a removed
     set where the record has it, else the line through them; a panel for each kind of model."""

@@ -22,6 +22,7 @@ Examples:
   stride baseline --list
   stride baseline tfidf --index run.stride --queries queries.jsonl --top 10
   stride baseline graddot --index run.stride --queries queries.jsonl --scores scores.npy
+  stride baseline ekfac --index run.stride --queries queries.jsonl --scores ekfac
 """
 
 
@@ -43,7 +44,12 @@ def baseline(
     asked: Annotated[dict[str, Any], Flags(BenchOptions, only=("queries", "chat"))],
     given: Annotated[dict[str, Any], Flags(RankingOptions)],
     scores: Annotated[
-        Path | None, typer.Option("--scores", help="Write the scores of all chunks: .npy, (Q, n) float32.")
+        Path | None,
+        typer.Option(
+            "--scores",
+            metavar="FILE.npy|DIR",
+            help="Write the scores of all chunks, (Q, n) float32, or of documents, as bergson reads them.",
+        ),
     ] = None,
     json: Json = None,
 ) -> None:
@@ -77,13 +83,14 @@ def baseline(
     names = iter(chosen.names)
     row = 0
     with (
-        ScoreFile(scores, (len(chosen), task.n_chunks)) as file,
+        ScoreFile(scores, (len(chosen), task.n_chunks), task.index.n_documents) as file,
         progress("scoring", len(chosen), unit="queries") as bar,
     ):
         for block in score_blocks(opened, chosen, task.n_chunks):
-            file.write(row, block)
+            documents = document_scores(block, owner, task.index.n_documents)
+            file.write(row, block, documents)
             row += len(block)
-            for values in document_scores(block, owner, task.index.n_documents):
+            for values in documents:
                 hits: list[RankedDocument] = [
                     {"rank": rank, "document": task.index.document_id(document), "score": score}
                     for rank, document, score in rank_documents(values, shown.top)
@@ -104,7 +111,8 @@ def baseline(
                     print_table(name, ["document", "rank", "score"], cells)
                 bar.advance()
     if scores is not None:
-        note(f"wrote {scores}: {len(chosen):,} × {task.n_chunks:,} float32")
+        columns = task.n_chunks if scores.suffix else task.index.n_documents
+        note(f"wrote {scores}: {len(chosen):,} × {columns:,} float32")
 
 
 def _list_methods(json: bool | None) -> None:

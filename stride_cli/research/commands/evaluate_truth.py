@@ -48,9 +48,10 @@ def truth(
         Path | None,
         typer.Option(
             "--import",
-            metavar="FILE",
+            metavar="FILE|DIR",
             help='Retrain nothing, read the losses: JSON Lines of {"train_subset", "train_subset_global", '
-            '"test_loss"}, as the published truths of STRIDE (stride-lds) are.',
+            '"test_loss"}, as the published truths of STRIDE (stride-lds) are; or measure the models of a '
+            "bank that bergson validate made.",
         ),
     ] = None,
     reading: Annotated[dict[str, Any], Flags(ImportOptions)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   stride tune --index run.stride --dry-run
-  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16 --html tuning.html
+  stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16
   stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
   stride tune --index classifier.stride --criterion retrained --damping 0.1,1,10,30,100
   stride tune --index run.stride --criterion truth --space logit --rank 32,96
@@ -42,7 +41,6 @@ def tune(
     *,
     where: Fitted,
     given: Annotated[dict[str, Any], Flags(TuneOptions)],
-    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
     json: Json = None,
 ) -> None:
@@ -65,17 +63,13 @@ def tune(
     index: interrupted, the same command goes on, and with more values it adds to what is there. Trials go to
     stdout as JSON Lines, then the choice; the table goes to stderr.
     """
-    from index_format.durable import replace_file
     from stride_cli.config import resolve
     from stride_cli.output import emit, note
-    from stride_cli.report.drawing import check_place
     from stride_cli.research import api
     from stride_cli.research.commands.evaluate_options import outlast_reader
     from stride_cli.research.tuning.written_settings import write_settings
 
-    if html is not None:
-        check_place(html)
-    if html is not None or not dry_run:
+    if not dry_run:
         outlast_reader()
     chosen = resolve("train", {})
     swept = (
@@ -104,11 +98,6 @@ def tune(
     if settings and not dry_run:
         result["path"] = str(write_settings(settings))
     emit(result)
-    if html is not None:
-        from stride_cli.research.pages.tuning_page import tuning_page
-
-        replace_file(html, tuning_page(records, result).encode())
-        note(f"the page: {html}")
     _table(records)
     gain = result["gain"]
     note(

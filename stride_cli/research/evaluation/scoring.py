@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -181,32 +183,58 @@ def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
 
 
 class ScoreFile:
-    """All scores of a run as a .npy file, written block after block; it appears when it is whole.
+    """All scores of a run, written block after block; they appear when they are whole.
+
+    A .npy file has the scores of chunks, (Q, n) float32. A directory has those of documents, as bergson 2.5
+    judges them: below zero where a document supports a query, ``scores.bin`` a row a document, each score
+    with a byte that says that it was written, ``info.json`` the layout.
 
     Parameters
     ----------
-    path : Path, optional      None: nothing is written
+    path : Path, optional      .npy, or a directory; None: nothing is written
     shape : (Q, n)
+    n_documents : D
     """
 
-    def __init__(self, path: Path | None, shape: tuple[int, int]) -> None:
+    def __init__(self, path: Path | None, shape: tuple[int, int], n_documents: int) -> None:
         self._path = path
         self._array: np.memmap | None = None
         if path is None:
             return
-        if path.suffix != ".npy":
+        if path.suffix not in (".npy", ""):
             raise UsageError(
-                f"--scores is '{path}' (expected a .npy file)", fix="for example --scores scores.npy"
+                f"--scores is '{path}' (expected a .npy file, or a directory)",
+                fix="for example --scores scores.npy",
             )
         if not path.resolve().parent.is_dir():
             raise UsageError(f"there is no directory '{path.parent}'", fix="make it, or give another path")
+        if not path.suffix and path.exists():
+            raise UsageError(f"there is something at '{path}'", fix="remove it, or give another path")
         self._partial = path.with_name(path.name + ".partial")
-        self._array = np.lib.format.open_memmap(self._partial, mode="w+", dtype=np.float32, shape=shape)
+        if path.suffix:
+            self._array = np.lib.format.open_memmap(self._partial, mode="w+", dtype=np.float32, shape=shape)
+            return
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir()
+        names = [f"{part}_{query}" for query in range(shape[0]) for part in ("score", "written")]
+        layout: Any = {"names": names, "formats": ["float32", "bool"] * shape[0], "itemsize": 8 * shape[0]}
+        layout["offsets"] = [8 * (place // 2) + 4 * (place % 2) for place in range(2 * shape[0])]
+        info = {"attribute_tokens": False, "num_items": n_documents, "num_rows": n_documents}
+        info |= {"num_scores": shape[0], "dtype": layout}
+        (self._partial / "info.json").write_text(json.dumps(info) + "\n", encoding="utf-8")
+        self._array = np.memmap(
+            self._partial / "scores.bin", dtype=np.dtype(layout), mode="w+", shape=(n_documents,)
+        )
 
-    def write(self, row: int, block: np.ndarray) -> None:
-        """Put a block (q, n) at rows from `row` on."""
-        if self._array is not None:
+    def write(self, row: int, block: np.ndarray, documents: np.ndarray) -> None:
+        """Put the scores of queries from `row` on: of chunks (q, n), or of documents (q, D)."""
+        if self._array is None:
+            return
+        if self._array.dtype.names is None:
             self._array[row : row + len(block)] = block
+            return
+        for query, values in enumerate(documents, start=row):
+            self._array[f"score_{query}"], self._array[f"written_{query}"] = -values, True
 
     def __enter__(self) -> ScoreFile:
         return self
@@ -218,5 +246,7 @@ class ScoreFile:
         self._array = None
         if kind is None:
             self._partial.replace(self._path)
+        elif self._partial.is_dir():
+            shutil.rmtree(self._partial)
         else:
             self._partial.unlink()

@@ -1,13 +1,19 @@
-"""Import truths that others have measured: losses of models retrained on subsets, as ``stride-lds`` has them.
+"""Import truths that others have measured: models retrained on subsets, or their losses.
 
-JSON Lines, a retrained model a line: ``{"train_subset": [rows of the run's own training set],
-"train_subset_global": [the same documents, as rows of the whole corpus], "test_loss": [a loss a query]}``. A
-line with ``_meta`` is a header. Rows count documents from 0.
+- ``stride-lds``: JSON Lines, a retrained model a line: ``{"train_subset": [rows of the run's own training
+  set], "train_subset_global": [the same documents, as rows of the whole corpus], "test_loss": [a loss a
+  query]}``. A line with ``_meta`` is a header.
+- A bank, the directory that ``bergson validate --save_models true`` writes: ``subsets.json`` lists the
+  documents that each model was trained without, ``retrained/subset_0``, ``_1`` … are the models.
+
+Rows count documents from 0.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +25,9 @@ from index_format.location import local_directory
 from stride_cli.characters import shortened
 from stride_cli.corpus.readers import read_records
 from stride_cli.data.query_files import read_queries
-from stride_cli.errors import CorpusError, QueryError, UsageError
+from stride_cli.errors import CorpusError, QueryError, UsageError, first_line
 from stride_cli.models.kinds import refuse_classifier
+from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -37,12 +44,13 @@ _MEANING = {
     "corpus": "the index is of the run's own training set, not of the whole corpus",
     "pool": "the index is of the whole corpus, not of the run's own training set",
 }
+_BANK = "give a directory that bergson validate --save_models true wrote, with every model of it"
 _LARGEST = 1e300  # JSON has whole numbers of any length
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSubsets:
-    """Subsets and losses of a file.
+    """Subsets of a file or a bank, and their losses.
 
     Attributes
     ----------
@@ -128,10 +136,11 @@ class _Lines:
         if chosen.max() >= self.n_documents:
             theirs = both.get(_FIELDS[other])
             fits = theirs is not None and theirs.max() < self.n_documents
-            raise self._out_of_range(
+            raise _out_of_range(
                 where,
                 _FIELDS[self.rows],
                 chosen,
+                self.n_documents,
                 fix=f"if {_MEANING[self.rows]}: --rows {other}"
                 if fits
                 else "give the index of the corpus that these models were trained on, with every document "
@@ -143,13 +152,6 @@ class _Lines:
         self.losses.setdefault(key, []).append(losses)
         self.first.setdefault(key, where)
 
-    def _out_of_range(self, where: str, field: str, rows: np.ndarray, fix: str) -> CorpusError:
-        return CorpusError(
-            f"{where}: '{field}' has row {rows.max():,}, and the index has {self.n_documents:,} documents "
-            "(rows count from 0)",
-            fix=fix,
-        )
-
     def _check_places(self, local: np.ndarray, whole: np.ndarray, where: str) -> None:
         """Check that both kinds of rows name the same documents, as in all lines before."""
         if len(local) != len(whole):
@@ -159,7 +161,7 @@ class _Lines:
             )
         if local.max() >= self.n_documents:
             fix = "give the index of the corpus that these models were trained on"
-            raise self._out_of_range(where, "train_subset", local, fix)
+            raise _out_of_range(where, "train_subset", local, self.n_documents, fix)
         before = self._places[local]
         wrong = np.flatnonzero((before >= 0) & (before != whole))
         if len(wrong):
@@ -172,17 +174,69 @@ class _Lines:
         self._places[local] = whole
 
 
-def _rows(record: Mapping[str, Any], name: str, where: str) -> np.ndarray:
+def _out_of_range(where: str, field: str, rows: np.ndarray, n_documents: int, fix: str) -> CorpusError:
+    return CorpusError(
+        f"{where}: '{field}' has row {rows.max():,}, and the index has {n_documents:,} documents "
+        "(rows count from 0)",
+        fix=fix,
+    )
+
+
+def read_bank(folder: Path, n_documents: int) -> list[np.ndarray]:
+    """Read which documents each model of a bank was trained on, (m_r,) int64 ascending.
+
+    Raises
+    ------
+    CorpusError      no list of lists of rows in ``subsets.json``; a row that the index has not; a model that
+                     is not there, or in whose training left-out documents still counted
+    """
+    listed = folder / "subsets.json"
+    try:
+        left_out = dict(enumerate(json.loads(listed.read_bytes())))
+        settings = (folder / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError, TypeError) as error:
+        raise CorpusError(f"{listed}: expected a bank's, found: {first_line(error)}", fix=_BANK) from None
+    if weights := {each for each in re.findall(r"subset_weight: (\S+)", settings) if float(each)}:
+        raise CorpusError(
+            f"{folder}: left-out documents were trained on with the weight {weights.pop()} (expected 0)",
+            fix="make the bank with --subset_weight 0",
+        )
+    documents = []
+    for number in left_out:
+        rows = _rows(left_out, number, str(listed), fix=_BANK)
+        if rows.max() >= n_documents:
+            raise _out_of_range(str(listed), f"{number}", rows, n_documents, "give the index of its corpus")
+        if not (model := folder / f"retrained/subset_{number}").is_dir():
+            raise CorpusError(f"{model}: there is no such model in the bank", fix=_BANK)
+        documents.append(np.delete(np.arange(n_documents), rows))
+    return documents
+
+
+def bank_losses(workspace: Workspace, folder: Path, n_subsets: int, queries: QuerySet) -> np.ndarray:
+    """Measure the queries under every model of a bank, (R, 1, Q) float64."""
+    from stride_cli.research.methods.gradients.passes import load_checkpoint
+    from stride_cli.training.language_trainer import query_losses
+
+    losses = []
+    with progress("bank", n_subsets, unit="models") as bar:
+        for number in range(n_subsets):
+            model = load_checkpoint(workspace, folder / f"retrained/subset_{number}")
+            losses.append(query_losses(model, queries))
+            bar.advance()
+    return np.array(losses)[:, None]
+
+
+def _rows(record: Mapping[Any, Any], name: Any, where: str, *, fix: str = _LINE) -> np.ndarray:
     """Read the row numbers of one field, (m,) int64."""
     given = record[name]
     if not isinstance(given, list) or not given:
         found = "an empty list" if given == [] else shortened(repr(given), 40)
-        raise CorpusError(f"{where}: '{name}' is {found} (expected a list of row numbers)", fix=_LINE)
+        raise CorpusError(f"{where}: '{name}' is {found} (expected a list of row numbers)", fix=fix)
     for value in given:
         if type(value) is not int or not 0 <= value < 1 << 62:
             raise CorpusError(
                 f"{where}: '{name}' has {shortened(repr(value), 40)} (expected whole numbers from 0)",
-                fix=_LINE,
+                fix=fix,
             )
     rows = np.array(given, np.int64)
     values, counts = np.unique(rows, return_counts=True)
@@ -220,12 +274,12 @@ def import_truth(
     overwrite: bool = False,
     chat: bool | None = None,
 ) -> tuple[Workspace, QuerySet, Truth]:
-    """Make a file of retrained losses the truth of an index.
+    """Make a file of retrained losses, or a bank of retrained models, the truth of an index.
 
     Parameters
     ----------
-    path, rows : see `read_subsets`
-    queries : file of the queries in the order of ``test_loss``; where they have no ids, they are numbered
+    path, rows : see `read_subsets`; or the directory of a bank
+    queries : file of the queries, of ``test_loss`` in its order; where they have no ids, they are numbered
     overwrite : replace another truth
     chat : how prompts are put to the model, see `queries.form_of`
 
@@ -238,7 +292,7 @@ def import_truth(
     QueryError       another number of queries than of losses
     UsageError       the index has another truth; a classifier's index
     IndexReadOnly    an index that is read over the network, or from a zip
-    and what `read_subsets` and `read_queries` raise
+    and what `read_subsets`, `read_bank`, `load_checkpoint` and `read_queries` raise
     """
     from index_format.reader import Index
     from stride_cli.research.training.truth import Truth, base_losses, store_truth
@@ -246,10 +300,15 @@ def import_truth(
     local_directory(where.index)  # refused before a model is opened
     index = Index.open(where.index)
     refuse_classifier(index, "these rows are of documents")
-    measured = read_subsets(path, index.n_documents, rows=rows)
-    n_subsets, n_seeds, n_queries = measured.losses.shape
+    bank, n = Path(path), index.n_documents
+    known = None if bank.is_dir() else read_subsets(path, n, rows=rows)
+    kept = read_bank(bank, n) if known is None else known.documents
     workspace = where.open()
     asked = read_queries(workspace, queries, number_ids=not _has_ids(queries), chat=chat)
+    measured = known or MeasuredSubsets(
+        kept, bank_losses(workspace, bank, len(kept), asked), float(np.mean([len(each) for each in kept])) / n
+    )
+    n_subsets, n_seeds, n_queries = measured.losses.shape
     if len(asked) != n_queries:
         raise QueryError(
             f"{queries} has {len(asked):,} queries, and the lines of {path} have losses of {n_queries:,}",

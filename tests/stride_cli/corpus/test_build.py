@@ -372,10 +372,11 @@ def test_the_form_is_recorded_and_later_documents_have_it(
 ) -> None:
     pair = {"prompt": "What is", "response": "Paris"}
     source = write_jsonl([{"id": str(n), **pair} for n in range(12)])
-    for name, text in (("concat", "<s>What is Paris"), ("text", "<s>What is Paris"), ("chat", None)):
+    for name, text in (("concat", "<s>What is Paris"), ("bare", "What is Paris"), ("chat", None)):
         index = small_index([source], tokenizer, tmp_path / f"{name}.stride", form=name, block_size=64)
         assert index.attributes["form"] == {
-            "name": name, "between": None, "clock": None, "bos": True, "source": "option"
+            "name": name.replace("bare", "text"), "between": None, "clock": None, "bos": name != "bare",
+            "source": "option",
         }  # fmt: skip
         more = write_jsonl([{"id": "more", **pair}], "more.jsonl")
         longer = append_to_index(index.path, [more], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)

@@ -1,7 +1,8 @@
-"""`stride evaluate truth --import`: losses that others have measured, as the truth of an index; bad files."""
+"""`stride evaluate truth --import`: losses of others, or their models, as the truth of an index."""
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from index_format.reader import Index
 from index_format.verify import verify
 from stride_cli.errors import StrideError
-from stride_cli.research.evaluation.truth_import import read_subsets
+from stride_cli.research.evaluation.metrics import lds
+from stride_cli.research.evaluation.truth_import import read_bank, read_subsets
 from stride_cli.research.training.truth import Truth
 from stride_cli.schema import json_schema
 
@@ -120,3 +122,75 @@ def test_bad_files_are_told_with_file_line_and_remedy(
         read_subsets(path, 10)
     assert caught.value.message.startswith(str(path)) and message in caught.value.message
     assert caught.value.fix and fix in caught.value.fix
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """48 documents, 6 queries and a bank of twelve GPT-2s, as bergson 2.5.1 made them by bergson_bank.sh."""
+    shutil.unpack_archive(Path(__file__).with_name("bergson_bank.tar.gz"), tmp_path, filter="data")
+    return tmp_path
+
+
+def columns(path: Path, *names: str) -> list[np.ndarray]:
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return [np.array([float(row[name]) for row in rows]) for name in names]
+
+
+def test_both_tools_say_the_same_of_both_tools_scores(run, made: Path) -> None:
+    """The losses, scores and correlations that bergson wrote, within the rounding of float32."""
+    line, index = f"--index {made}/run.stride --queries {made}/held.jsonl", made / "run.stride"
+    model = made / "bank/retrained/base"
+    built = run(f"index build {made}/corpus.jsonl --model {model} --form bare --out {index}")
+    assert built.code == 0, built.err
+    read = run(f"evaluate truth {line} --import {made}/bank")
+    assert read.code == 0, read.err
+    assert [read.records[0][name] for name in ("subsets", "imported", "alpha")] == [12, 12, 0.5]
+    truth = Truth.from_index(Index.open(index))
+    left_out = json.loads((made / "bank/subsets.json").read_text())
+    assert [np.flatnonzero(~mask).tolist() for mask in truth.masks] == [sorted(each) for each in left_out]
+    (change,) = columns(made / "bank/validation.csv", "diff")
+    assert (truth.base_losses - truth.losses[:, 0]).ravel() == pytest.approx(change, abs=2e-6)
+    assert np.abs(change).max() > 0.5
+
+    written = run(f"baseline graddot {line} --scores {made}/mine")
+    assert written.code == 0 and "6 × 48 float32" in written.err, written.err
+    layout = json.loads((made / "mine/info.json").read_text())
+    assert layout == json.loads((made / "by_stride/info.json").read_text())
+    mine, theirs = (np.fromfile(made / f"{who}/scores.bin", layout["dtype"]) for who in ("mine", "by_stride"))
+    for name in layout["dtype"]["names"]:
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5)
+    supports = -np.stack([mine[f"score_{query}"] for query in range(6)])
+    for scores, judged in ((supports, "judged"), (np.load(made / "by_bergson.npy"), "bank")):
+        found = lds(scores, truth.masks, truth.losses)
+        spearman, pearson = columns(made / judged / "summary.csv", "spearman_corr", "pearson_corr")
+        assert found.spearman == pytest.approx(spearman) and found.pearson == pytest.approx(pearson, abs=1e-5)
+    again = run(f"baseline graddot {line} --scores {made}/mine")
+    assert again.code == 2 and "there is something at" in again.err
+
+
+def test_bad_banks_are_told_with_a_remedy(made: Path) -> None:
+    bank = made / "bank"
+
+    def told(n_documents: int = 48) -> str:
+        with pytest.raises(StrideError) as caught:
+            read_bank(bank, n_documents)
+        assert caught.value.fix
+        return caught.value.message
+
+    assert "and the index has 40 documents" in told(40)
+    (bank / "retrained/subset_3").rename(bank / "retrained/other")
+    assert told().endswith("subset_3: there is no such model in the bank")
+    settings = (bank / "config.yaml").read_text()
+    (bank / "config.yaml").write_text(settings.replace("subset_weight: 0.0", "subset_weight: 0.5"))
+    assert "were trained on with the weight 0.5 (expected 0)" in told()
+    for content, found in (
+        ("[[0, 0]]", "'0' has row 0 twice"),
+        ("[[]]", "'0' is an empty list"),
+        ("3", "int"),
+    ):
+        (bank / "config.yaml").write_text(settings)
+        (bank / "subsets.json").write_text(content)
+        assert found in told()
+    (bank / "subsets.json").unlink()
+    assert "subsets.json: expected a bank's, found" in told()
