@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from index_format.errors import IndexMismatch
+from index_format.location import local_directory
 from stride_cli.attribution.options import CalibrationOptions, QueryOptions, QuestionOptions
-from stride_cli.commands.options import ASKED, Flags, Held, Json, PromptFile, Reading, settled, with_flags
-from stride_cli.commands.prompts import BadInput, answered, read_prompts
+from stride_cli.commands.options import (
+    ASKED,
+    READING,
+    AnswerOptions,
+    Flags,
+    Held,
+    PromptFile,
+    settled,
+    with_flags,
+)
 from stride_cli.commands.tables import next_step
 from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from index_format.location import Location
-    from index_format.reader import Index
-    from stride_cli.api import Answer
+    from stride_cli.api import Answer, Session
     from stride_cli.schema.train_records import TrainEstimateRecord
 
 EXAMPLE = """\b
@@ -65,11 +73,11 @@ def ask(
         ),
     ] = None,
     file: PromptFile = None,
-    question: Annotated[QuestionOptions, Flags(QuestionOptions, only=("response", "span"))],
+    question: Annotated[QuestionOptions, Flags(QuestionOptions)],
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Held,
-    reading: Reading,
-    json: Json = None,
+    reading: Annotated[ReadOptions, Flags(*READING, leave_out=("on_bad",))],
+    how: Annotated[AnswerOptions, Flags(AnswerOptions)],
 ) -> None:
     """Ask which documents of a corpus made a model say something, and build first what that takes.
 
@@ -81,66 +89,62 @@ def ask(
 
     with progress("starting"):
         from stride_cli import api
-        from stride_cli.commands.query import AnswerOutput, show_answers
+        from stride_cli.commands.query import answer_prompts
         from stride_cli.commands.train import train_settings
-
     if corpus == "-":
         raise UsageError(
             "a corpus for stride ask is in files, which it reads again to see what has changed (found -)",
             fix="stride index build - --model MODEL, then stride train and stride query",
         )
-    asked = read_prompts(
-        prompts or [], file, 'stride ask corpus.jsonl --model MODEL "The French Revolution began in"'
-    )
-    out = AnswerOutput(json)
-    bad = BadInput(reading.on_bad, as_json=out.as_json)  # a bad record and a bad prompt are told alike
-    path = index or beside(corpus, ".stride")
-    place = replace(where, index=path)
-    if not path.exists():
-        if train:
-            made = _trained(corpus, place.model.place, reading, device=place.model.device)
-            place = replace(place, model=place.model.at(made))
-        elif place.model.place is None:
-            raise UsageError(  # which one is asked is the user's to say: the answer is about it
-                f"no model to ask: {corpus} has no index yet, and --model is not given",
-                fix="name the model that was trained on this corpus with --model; or, to have a small one "
-                "trained on it first, add --train",
+    place = replace(where, index=index or beside(corpus, ".stride"))
+
+    def opened() -> Session:
+        nonlocal place
+        if not local_directory(place.index).exists():
+            if train:
+                made = _trained(corpus, place.model.place, reading, device=place.model.device)
+                place = replace(place, model=place.model.at(made))
+            elif place.model.place is None:
+                raise UsageError(  # which one is asked is the user's to say: the answer is about it
+                    f"no model to ask: {corpus} has no index yet, and --model is not given",
+                    fix="name the model that was trained on this corpus with --model; or, to have a small "
+                    "one trained on it first, add --train",
+                )
+        try:
+            return api.prepare(
+                [corpus],
+                place,
+                reading=reading,
+                training=train_settings(),
+                calibration=settled(CalibrationOptions, {}),
+                say=note,
+                before=lambda estimate: note(_sentence(estimate)),
             )
-    try:
-        session = api.prepare(
-            [corpus],
-            place,
-            reading=reading,
-            training=train_settings(),
-            calibration=settled(CalibrationOptions, {}),
-            say=note,
-            before=lambda estimate: note(_sentence(estimate)),
-        )
-    except IndexMismatch as error:
-        if place.model.place is None:
-            raise
-        raise IndexMismatch(
-            f"index '{place.index}' was built for another model than {place.model.place}: {error.message}",
-            fix="leave out --model to ask the one that it was built for; or have one built for this model: "
-            "--index OTHER.stride",
-        ) from None
-    # who writes to stdin waits for each answer
-    together = 1 if prompts == ["-"] else None
-    found = answered(session.outcomes, asked, options, bad, asdict(question), together=together)
-    last = show_answers(found, out, bad, verbose=options.verbose)
-    plain = question == QuestionOptions() and not options.chat
-    if last is not None and plain and out.format == "text":
-        _next(last, session.index, place.index)
-    bad.leave()
+        except IndexMismatch as error:
+            if place.model.place is None:
+                raise
+            raise IndexMismatch(
+                f"index '{place.index}' was built for another model than {place.model.place}: "
+                f"{error.message}",
+                fix="leave out --model to ask the one that it was built for; or have one built for this "
+                "model: --index OTHER.stride",
+            ) from None
+
+    # a bad record and a bad prompt are told alike
+    reading = replace(reading, on_bad="error" if how.on_bad == "error" else "skip")
+    last = answer_prompts(prompts or [], file, question, options, how, opened)
+    if last is not None and question == QuestionOptions() and not options.chat and not how.pool:
+        _next(last, place.index)
 
 
-def _next(answer: Answer, index: Index, where: Location) -> None:
+def _next(answer: Answer, where: Location) -> None:
     """Name the command that puts an answer to the test, where its model can be trained again."""
+    from index_format.reader import Index
     from stride_cli.models.language.language_recipe import read_recipe
     from stride_cli.models.loading import path_of_model
 
     sure = answer.verdict is not None and answer.verdict.word != "guessing"
-    if not sure or not answer.supporters or read_recipe(path_of_model(index)) is None:
+    if not sure or not answer.supporters or read_recipe(path_of_model(Index.open(where))) is None:
         return
     # three trainings of each set tell a rise that is worth it, in less than half of the default's time
     few = ("--seeds", "3", "--random", "2", "--top", "1")

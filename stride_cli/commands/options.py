@@ -57,15 +57,28 @@ class InputOptions(Options):
 
 
 @dataclass(frozen=True)
-class FormatOptions(Options):
-    """Options of the output; None: ``stride.answer/1`` a line, or text on a terminal."""
+class AnswerOptions(InputOptions):
+    """Options of how answers are put together and shown; `format` None: ``stride.answer/1`` a line, or text
+    on a terminal."""
 
+    pool: bool = option(
+        False,
+        "Answer all prompts of FILE or stdin as one: which documents taught what they share?",
+        panel=MORE,
+    )
     format: str | None = option(
         None,
         "jsonl: a record a line, as --json; json: one array; csv: one row a hit.",
         choices=("json", "jsonl", "csv"),
         listed=True,
     )
+    json: bool | None = option(None, "JSON Lines, or text. [text: a terminal]", off="--text")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == "csv" and (self.json or self.on_bad == "record"):
+            said = f"{'--json' if self.json else '--on-bad record'} writes JSON, and the format is csv"
+            raise UsageError(said, fix="drop one of them, or give --format jsonl")
 
 
 class Flags:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.answer_records import BadInputRecord
 
 ARGUMENTS = "arguments"
+_EXAMPLE = 'for example "The French Revolution began in"'
 
 
 @dataclass(frozen=True)
@@ -199,18 +200,16 @@ def _take(bad: BadInput, prompt: Prompt, error: StrideError) -> None:
     bad.take(error, prompt.source, prompt.line, prompt.id)
 
 
-def read_prompts(
-    texts: Sequence[str], file: Path | None, example: str, on_bad: str = "error"
-) -> Iterator[Prompt]:
+def read_prompts(texts: Sequence[str], file: Path | None, on_bad: str = "error") -> Iterator[Prompt]:
     """Read prompts one at a time, as they arrive: arguments, lines of stdin for "-", or lines of a file.
 
     Raises
     ------
-    UsageError      none of these, or several; there is no such file; `example` is the remedy
+    UsageError      none of these, or several; there is no such file
     QueryError      a prompt is empty, or there is none
     """
     if bool(texts) == (file is not None):
-        raise UsageError("give a prompt, or - for stdin, or --file (one of them)", fix=example)
+        raise UsageError("give a prompt, or - for stdin, or --file (one of them)", fix=_EXAMPLE)
     if file is not None:
         if not file.exists() or file.is_dir():  # a pipe is read as it comes: <(command)
             raise UsageError(f"there is no file '{file}'", fix="give the path of a file of prompts")
@@ -220,7 +219,7 @@ def read_prompts(
     if "-" in texts:
         raise UsageError("- reads all prompts from stdin (found other prompts beside it)", fix="drop them")
     if on_bad == "error" and not all(text.strip() for text in texts):
-        raise QueryError("the prompt is empty (expected some text)", fix=example)
+        raise QueryError("the prompt is empty (expected some text)", fix=_EXAMPLE)
     return (Prompt({"prompt": text}, ARGUMENTS, number) for number, text in enumerate(texts, 1))
 
 

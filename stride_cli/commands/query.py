@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from stride_cli import output
 from stride_cli.attribution.options import QueryOptions, QuestionOptions, SharingOptions
-from stride_cli.commands.options import (
-    ASKED,
-    Asked,
-    Flags,
-    FormatOptions,
-    InputOptions,
-    Json,
-    PromptFile,
-    with_flags,
-)
+from stride_cli.commands.options import ASKED, AnswerOptions, Asked, Flags, PromptFile, with_flags
 from stride_cli.commands.prompts import (
     BadInput,
     Prompt,
@@ -36,9 +28,9 @@ from stride_cli.commands.prompts import (
 )
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.models.kinds import refuse_classifier
-from stride_cli.options import MORE
 
 if TYPE_CHECKING:
+    from stride_cli.attribution.session import Session
     from stride_cli.data.workspace import WorkspacePath
     from stride_cli.models.language.causal_lm import CausalLM
     from stride_cli.schema.index_records import QueryTokensRecord
@@ -77,70 +69,74 @@ def query(
             "--show-tokens", help="Show what the model reads, and which tokens are scored; no answer."
         ),
     ] = False,
-    pool: Annotated[
-        bool,
-        typer.Option(
-            "--pool",
-            help="Answer all prompts of FILE or stdin as one: which documents taught what they share?",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
     options: Annotated[QueryOptions, Flags(QueryOptions, only=ASKED, first=("top", "bottom", "chat"))],
     where: Asked,
-    bad_input: Annotated[InputOptions, Flags(InputOptions)],
-    written: Annotated[FormatOptions, Flags(FormatOptions, only=("format",))],
+    how: Annotated[AnswerOptions, Flags(AnswerOptions)],
     sharing: Annotated[SharingOptions, Flags(SharingOptions)],
-    json: Json = None,
 ) -> None:
     """Rank the training documents that support (or oppose) what the model says after a prompt."""
     texts = [] if text is None else [text]
-    example = 'stride query "The French Revolution began in"'
-    prompts = read_prompts(texts, file, example, bad_input.on_bad)
-    if pool and text not in (None, "-", "held-out"):
-        raise UsageError(
-            "--pool answers several prompts as one (found one prompt)",
-            fix="stride query --file prompts.jsonl --pool",
-        )
-    if sharing.shared and (file is None or pool):
-        what = "--pool answers them as one" if pool else "no file of prompts is given"
+    if show_tokens:
+        if how.pool or sharing.shared or how.format:
+            raise UsageError(
+                "--show-tokens gives no answers, which --pool, --workers, --engine and --format are about",
+                fix="drop one of them; --json gives a record of each prompt's tokens",
+            )
+        prompts = read_prompts(texts, file, how.on_bad)
+        _show_tokens(where, prompts, options, asdict(question), how.json)
+        return
+    if sharing.shared and (file is None or how.pool):
+        what = "--pool answers them as one" if how.pool else "no file of prompts is given"
         raise UsageError(
             f"--workers and --engine share out the prompts of a file, and {what}",
-            fix="leave them out" if pool else "stride query --file prompts.jsonl --workers 4",
+            fix="leave them out" if how.pool else "stride query --file prompts.jsonl --workers 4",
         )
-    if show_tokens and (pool or sharing.shared or written.format):
-        raise UsageError(
-            "--show-tokens gives no answers, which --pool, --workers, --engine and --format are about",
-            fix="drop one of them; --json gives a record of each prompt's tokens",
-        )
-    out = AnswerOutput(json, written.format)
-    if bad_input.on_bad == "record" and out.format == "csv":
-        raise UsageError(
-            "--on-bad record writes JSON, and the format is csv", fix="give --on-bad skip, or --format jsonl"
-        )
-    bad = BadInput(bad_input.on_bad, as_json=out.as_json)
-    given = asdict(question)
-    if show_tokens:
-        _show_tokens(where, prompts, options, given, json)
-        return
-    if sharing.shared:
-        from index_format.reader import Index
 
-        assert file is not None
-        refuse_classifier(Index.open(where.index), "--workers and --engine share out prompts")
-        outcomes = partial(shared_outcomes, where, sharing)  # no model is opened here
-        found = answered(outcomes, prompts, options, bad, given, total=count_prompts(file))
-    else:
+    def opened() -> Session | Callable[..., Any]:
         from stride_cli import api
+        from stride_cli.data.workspace import open_index
 
-        session = api.open(where)
+        if file is None or not sharing.shared:
+            return api.open(where)
+        refuse_classifier(open_index(where.index), "--workers and --engine share out prompts")
+        return partial(shared_outcomes, where, sharing, total=count_prompts(file))  # opens no model here
+
+    answer_prompts(texts, file, question, options, how, opened)
+
+
+def answer_prompts(
+    texts: Sequence[str],
+    file: Path | None,
+    question: QuestionOptions,
+    options: QueryOptions,
+    how: AnswerOptions,
+    opened: Callable[[], Any],
+) -> Any:
+    """Answer prompts, given as arguments or in a file, and show the answers; return the last that is text.
+
+    What can be refused is, before `opened` opens an index, or makes one: a session, or its `outcomes`.
+    """
+    prompts, given = read_prompts(texts, file, how.on_bad), asdict(question)
+    if how.pool and len(texts) == 1 and texts[0] not in ("-", "held-out"):
+        raise UsageError(
+            "--pool answers several prompts as one (found one prompt)",
+            fix="give them in a file, a prompt a line: --file prompts.jsonl --pool",
+        )
+    out = AnswerOutput(how)
+    bad = BadInput(how.on_bad, as_json=out.format in ("jsonl", "json"))
+    session = opened()
+    if isinstance(session, partial):
+        found = answered(session, prompts, options, bad, given)
+    else:
         prompts = rows_or_prompts(session, prompts, texts, file, given)
-        if pool:
+        if how.pool:
             found = answered_as_one(session, prompts, options, bad, given)
-        else:
-            together = None if text is None else 1
+        else:  # who writes to stdin waits for each answer
+            together = 1 if len(texts) == 1 else None
             found = answered(session.outcomes, prompts, options, bad, given, together=together)
-    show_answers(found, out, bad, verbose=options.verbose)
+    last = show_answers(found, out, bad, verbose=options.verbose)
     bad.leave()
+    return last if out.format == "text" else None
 
 
 def _show_tokens(
@@ -200,26 +196,10 @@ def show_answers(
 
 
 class AnswerOutput:
-    """The format of answers on stdout, checked before anything is computed.
+    """The format of answers on stdout: "jsonl", "json", "csv"; "text" on a terminal."""
 
-    Attributes
-    ----------
-    format : "jsonl", "json", "csv"; "text" on a terminal
-
-    Raises
-    ------
-    UsageError      --json, and a format that is no JSON
-    """
-
-    def __init__(self, json: bool | None, wanted: str | None = None) -> None:
-        if json and wanted == "csv":
-            raise UsageError("--json writes JSON lines, and the format is csv", fix="drop one of them")
-        self.format = wanted or ("jsonl" if output.wants_json(json) else "text")
-
-    @property
-    def as_json(self) -> bool:
-        """True where an error can be a record among the answers."""
-        return self.format in ("jsonl", "json")
+    def __init__(self, how: AnswerOptions) -> None:
+        self.format = how.format or ("jsonl" if output.wants_json(how.json) else "text")
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:

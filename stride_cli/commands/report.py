@@ -93,7 +93,7 @@ def report(
         shown, name, about = [from_record(record) for record in saved], answers.stem, provenance(None)
         name = "saved answers" if name == "-" else name
     else:
-        asked = read_prompts(texts, file, example, bad_input.on_bad)
+        asked = read_prompts(texts, file, bad_input.on_bad)
         where = replace(where, index=find_index(index))
         session = api.open(where)
         wanted = list(rows_or_prompts(session, asked, texts, file, asdict(question)))

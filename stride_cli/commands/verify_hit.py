@@ -67,7 +67,7 @@ def verify_hit(
     from stride_cli.output import emit, note, wants_json
 
     texts = [] if text is None else [text]
-    asked = read_prompts(texts, file, 'stride verify-hit "The French Revolution began in"')
+    asked = read_prompts(texts, file)
     prompt: Any = text
     if question.instead is not None:
         if text is None:

@@ -174,16 +174,10 @@ def random_model(size: dict[str, int], device: str) -> CausalLM:
     """A Llama of these sizes with random weights, bf16 on CUDA."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    config = LlamaConfig(
-        hidden_size=size["d"],
-        intermediate_size=size["inner"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        num_key_value_heads=size["groups"],
-        vocab_size=size["vocabulary"],
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
+    named = {"hidden_size": "d", "intermediate_size": "inner", "num_hidden_layers": "layers"}
+    named |= {"num_attention_heads": "heads", "num_key_value_heads": "groups", "vocab_size": "vocabulary"}
+    sizes = {name: size[own] for name, own in named.items()}
+    config = LlamaConfig(**sizes, max_position_embeddings=2048, tie_word_embeddings=True)
     torch.manual_seed(0)
     on_card = device == "cuda"
     with torch.device(device if on_card else "cpu"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,17 @@ def test_the_first_question_builds_all_and_says_before_what_it_takes(
         f"ask '{built}/corpus.jsonl' - --top 1", stdin=f'{PROMPT}\n{{"prompt": "Bela", "id": "b"}}\n'
     )
     assert [record.get("id") for record in several.records] == [None, "b"]
+    # and it takes what a query takes
+    (built / "two.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n{{"prompt": ""}}\n')
+    for more in (
+        "--pool --on-bad skip --format csv",
+        "--response Rome --instead Oslo --on-bad record --json",
+    ):
+        asked = f"--file '{built}/two.jsonl' {more} --top 2 --index '{built}/corpus.stride'"
+        first, second = (run(line) for line in (f"ask '{built}/corpus.jsonl' {asked}", f"query {asked}"))
+        outs = [re.sub(r'"seconds": {.*?}', "", each.out).splitlines() for each in (first, second)]
+        assert outs[0] == outs[1] and len(outs[0]) > 1 and first.code == second.code == 2
+        assert first.err == second.err and "1 bad prompt in all" in first.err
 
 
 def test_documents_added_to_the_corpus_are_added_to_the_index(

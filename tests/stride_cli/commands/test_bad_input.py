@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 FILES = {
     "no-prompt.jsonl": '{"id": "a", "response": "x"}\n',
     "no-text.jsonl": '{"id": "a"}\n',
+    "item.jsonl": '{"id": "a", "text": "Some words."}\n',
     "empty.jsonl": "",
     "spaces.jsonl": "\n  \n",
     "syntax.py": "def network(:\n",
@@ -29,9 +29,6 @@ def place(run, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(content, encoding="utf-8")
     images = np.random.default_rng(0).integers(0, 17, (24, 4, 4)).astype(np.uint8)
     np.savez(folder / "digits.npz", images=images, labels=np.arange(24) % 2)
-    (folder / "item.jsonl").write_text(
-        json.dumps({"id": "a", "text": "Some words."}) + "\n", encoding="utf-8"
-    )
     train = f"model train {folder}/digits.npz --out {folder}/mlp --width 4 --epochs 1 --device cpu"
     for line in (train, f"index build {folder}/digits.npz --model {folder}/mlp --out {folder}/bare.stride"):
         assert run(line).code == 0

@@ -12,7 +12,7 @@ from stride_cli.errors import QueryError
 
 def prompts_of(tmp_path: Path, content: bytes) -> list[Prompt]:
     (tmp_path / "prompts.txt").write_bytes(content)
-    return list(read_prompts([], tmp_path / "prompts.txt", "stride query"))
+    return list(read_prompts([], tmp_path / "prompts.txt"))
 
 
 @pytest.mark.parametrize(

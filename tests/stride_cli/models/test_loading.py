@@ -178,11 +178,7 @@ def test_weights_in_half_precision_stay_in_their_file(tmp_path: Path, tokenizer:
     for each, name in ((small.to(torch.bfloat16), "small"), (model, "large")):
         each.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    opened = subprocess.run(
-        [sys.executable, "-c", _OPENED, str(tmp_path / "small"), str(tmp_path / "large")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    line = [sys.executable, "-c", _OPENED, str(tmp_path / "small"), str(tmp_path / "large")]
+    opened = subprocess.run(line, capture_output=True, text=True, check=True)
     own, mapped = map(int, opened.stdout.split())
     assert size > 100 << 20 and mapped > 0.9 * size and own < 0.2 * size

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from stride_cli.attribution.frames import frame, hit_columns, html_table
+from stride_cli.commands.options import AnswerOptions
 from stride_cli.commands.query import AnswerOutput
 from stride_cli.errors import MissingExtraError
 from stride_cli.schema.answer_records import AnswerOfHit
@@ -20,7 +21,7 @@ def test_csv_has_a_row_a_hit_and_no_formulas(record, capsys: pytest.CaptureFixtu
     answers = [record(id="a", read=40), record([0.5, -0.1], loss=float("nan"))]
     answers[1]["hits"][0] |= {"document": "=cmd|' /C calc'!A0", "passage": 'a,\n"b"\x1b[2J', "read": True}
     hit = answers[1]["hits"][0]
-    with AnswerOutput(False, "csv").opened() as take:
+    with AnswerOutput(AnswerOptions(format="csv")).opened() as take:
         for each in answers:
             take(each)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
