@@ -118,7 +118,7 @@ class Versions:
                 old, new = _other_number(before.text, generator)
                 # \b-like guards: 12 is not a part of 512
                 number = re.compile(rf"(?<!\d){re.escape(old)}(?!\d)")
-                row = [self._said(group, number.sub(new, group.text)) for group in row]
+                row = [self._said(g, number.sub(new, g.text)) if old in g.text else g for g in row]
             elif at + 1 in places:
                 left, right = row[at].text, row[at + 1].text
                 first = left[: len(left) - len(left.lstrip())] + right.strip()
