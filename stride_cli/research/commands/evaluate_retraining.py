@@ -25,7 +25,7 @@ Examples:
 REMOVAL_EXAMPLE = """\b
 Examples:
   stride evaluate removal --index run.stride --top 50 --limit 5 --seeds 3
-  stride evaluate removal --index run.stride --methods stride,chance --queries queries.jsonl
+  stride evaluate removal --index run.stride --methods stride,chance --queries queries.jsonl --top 1%
   stride evaluate removal --index run.stride --grouped --queries habits.jsonl --top causes --methods bm25
 """
 LOO_EXAMPLE = """\b
@@ -104,10 +104,11 @@ def removal(
 
         removal_of_groups(open_bench(where, options), options, removing, json)
         return
-    ks, specs = sorted(listed("--top", removing.top)), split_methods(options.methods)
+    sizes, specs = listed("--top", removing.top, _part), split_methods(options.methods)
     bench = open_bench(where, options)
     local_directory(bench.where.index)  # refused before a model is opened
     task, chosen = bench.workspace, _draw_queries(bench, removing.limit)
+    ks = sorted({k if isinstance(k, int) else max(1, round(k * task.n_chunks)) for k in sizes})
     check_ks(ks, task.n_chunks)
     trainer, store = (
         open_trainer(task, chosen, recipe=removing.recipe, command=removing.command),
@@ -177,6 +178,11 @@ def loo(
     title = f"{len(sample)} chunks left out one by one, {leaving.seeds} seeds, {len(chosen)} queries"
     title += f", noise ceiling {ceiling:.3f}" if ceiling is not None else ""
     results.show(title, ["method", "Spearman", "Pearson", "Kendall"])
+
+
+def _part(text: str) -> int | float:
+    """Parse a number of chunks, or a share of all: 10, 1%."""
+    return float(text[:-1]) / 100 if text.endswith("%") else int(text)
 
 
 def _scores(bench: Bench, spec: str, queries: QuerySet) -> Iterator[np.ndarray]:

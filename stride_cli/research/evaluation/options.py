@@ -121,7 +121,7 @@ class RemovalOptions(RetrainOptions):
     """
 
     top: str = option(
-        "10,50", "Numbers k of chunks to remove; --grouped: of documents, or causes: as many as a group has."
+        "10,50", "Numbers k of chunks to remove, or 1%; --grouped: of documents, or causes: all of a group's."
     )
     grouped: bool = option(
         False,

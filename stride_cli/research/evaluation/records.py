@@ -188,7 +188,8 @@ class RemovalRecord(TypedDict):
         _mean("rise of a query's loss without its top k, nats per scored token; > 0: it suffers"),
     ]
     random: Annotated[EstimateRecord, _mean("rise without k random chunks")]
-    advantage: Annotated[EstimateRecord, _mean("attributed − random")]
+    advantage: Annotated[EstimateRecord, _mean("attributed − random: bergson's QLD, of 1 %")]
+    advantage_seeds: Annotated[EstimateRecord, {"mean": "advantage", "se": "over seeds; null with one"}]
     probability_attributed: Annotated[
         EstimateRecord, _mean("fall of the probability (label's; exp(−loss) for text) without the top k")
     ]

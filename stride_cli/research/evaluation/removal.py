@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.errors import UsageError
+from stride_cli.prove.verify_hit import t_interval
 from stride_cli.research.evaluation.options import RemovalOptions
 from stride_cli.research.evaluation.ranking import random_chunks
+from stride_cli.research.evaluation.records import estimate_record
 from stride_cli.research.evaluation.resampling import mean_records
 from stride_cli.training.jobs import Job, Outcome
 from stride_cli.training.retraining import retrain
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Removal:
-    """Effects of retraining without k chunks on the queries, mean over seeds.
+    """Effects of retraining without k chunks on Q queries under S seeds.
 
     Attributes
     ----------
     k : int
-    attributed, random : (Q,) float64      rise of the loss, nats per scored token; > 0: the query suffers
-    probability_attributed, probability_random : (Q,) float64
+    attributed, random : (S, Q) float64    rise of the loss, nats per scored token; > 0: the query suffers
+    probability_attributed, probability_random : (S, Q) float64
         Fall of the probability: of the label for classifiers, exp(−loss), a token's, for text.
     """
 
@@ -41,23 +43,23 @@ class Removal:
 
     def to_record(self, method: str, options: RemovalOptions, *, seed: int) -> RemovalRecord:
         """Make ``stride.removal/1``: means over queries, also of the effect beyond random chunks."""
+        effects = {
+            "attributed": self.attributed,
+            "random": self.random,
+            "advantage": self.attributed - self.random,
+            "probability_attributed": self.probability_attributed,
+            "probability_random": self.probability_random,
+        }
         means = mean_records(
-            {
-                "attributed": self.attributed,
-                "random": self.random,
-                "advantage": self.attributed - self.random,
-                "probability_attributed": self.probability_attributed,
-                "probability_random": self.probability_random,
-            },
-            seed=seed,
-            name="removal queries",
+            {name: each.mean(axis=0) for name, each in effects.items()}, seed=seed, name="removal queries"
         )
         return {
             "schema": "stride.removal/1",
             "method": method,
             "k": self.k,
             **means,  # type: ignore[typeddict-item]
-            "queries": len(self.attributed),
+            "advantage_seeds": estimate_record(t_interval(effects["advantage"].mean(axis=1))),
+            "queries": self.attributed.shape[1],
             "seeds": options.seeds,
             "draws": options.draws,
         }
@@ -125,9 +127,10 @@ def measure_removal(
     n_queries = len(tops)
     for k in ks:
         random = [_change(found["random", k, draw], full) for draw in range(draws)]
-        loss_random, probability_random = np.mean(random, axis=0)  # (Q,) each
-        own = np.array([_change(found["top", k, query], full)[:, query] for query in range(n_queries)])
-        yield Removal(k, own[:, 0], loss_random, own[:, 1], probability_random)
+        loss_random, probability_random = np.mean(random, axis=0)  # (S, Q) each
+        tops_out = [_change(found["top", k, query], full)[..., query] for query in range(n_queries)]
+        loss, fall = np.stack(tops_out, axis=-1)
+        yield Removal(k, loss, loss_random, fall, probability_random)
 
 
 def probability(outcome: Outcome) -> np.ndarray:
@@ -140,8 +143,8 @@ def probability(outcome: Outcome) -> np.ndarray:
 
 
 def _change(removed: Sequence[Outcome], full: Sequence[Outcome]) -> np.ndarray:
-    """Compute each query's rise of loss and fall of probability, mean over seeds: (2, Q)."""
+    """Compute each query's rise of loss and fall of probability under every seed: (2, S, Q)."""
     pairs = list(zip(removed, full, strict=True))
     losses = [after.losses - before.losses for after, before in pairs]
     falls = [probability(before) - probability(after) for after, before in pairs]
-    return np.stack([np.mean(losses, axis=0), np.mean(falls, axis=0)])
+    return np.array([losses, falls])

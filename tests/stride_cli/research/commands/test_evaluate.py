@@ -149,7 +149,7 @@ def test_removal_and_its_resumption(run, measured: Path) -> None:
 
     copy = measured / "removal.stride"
     shutil.copytree(measured / "run.stride", copy)
-    line = f"evaluate removal --index {copy} --method tfidf --top 5 --limit 2 --seeds 1 --draws 1 --workers 1"
+    line = f"evaluate removal --index {copy} --method tfidf --top 12.5% --limit 2 --seeds 1 --draws 1"
     result = run(line)
     assert result.code == 0, result.err
     (record,) = result.records

@@ -24,8 +24,8 @@ class AdditiveTrainer:
     n_chunks = N
     at_once = 4
 
-    def __init__(self, influence: np.ndarray, *, margins: bool = False) -> None:
-        self.influence = influence
+    def __init__(self, influence: np.ndarray, *, margins: bool = False, growth: float = 0.0) -> None:
+        self.influence, self.growth = influence, growth  # of influences, with the seed's number
         self.margins = margins
         self.trained = 0
 
@@ -33,7 +33,7 @@ class AdditiveTrainer:
         self.trained += len(jobs)
         found = []
         for job in jobs:
-            losses = 3 - self.influence @ job.mask + 0.01 * job.seed
+            losses = 3 - (1 + self.growth * job.seed) * self.influence @ job.mask + 0.01 * job.seed
             found.append(Outcome(losses, -losses if self.margins else None))
         return found
 
@@ -45,19 +45,25 @@ def influence() -> np.ndarray:
 
 def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path) -> None:
     tops = top_chunks([influence], 10)
-    trainer = AdditiveTrainer(influence)
+    trainer = AdditiveTrainer(influence, growth=0.1)
     options = RemovalOptions(draws=3, workers=1)
     small, large = measure_removal(trainer, tops, [2, 10], [5, 6], options, store=tmp_path, seed=1)
     for found, k in ((small, 2), (large, 10)):
-        expected = [influence[query, tops[query, :k]].sum() for query in range(QUERIES)]
-        assert found.k == k and found.attributed == pytest.approx(np.array(expected))
+        without = [influence[query, tops[query, :k]].sum() for query in range(QUERIES)]
+        expected = np.array([[1.5], [1.6]]) * without  # under seeds 5 and 6
+        assert found.k == k and found.attributed == pytest.approx(expected)
         removed = random_chunks(N, k, 3, seed=1, name="removal random")
-        assert found.random == pytest.approx(np.mean([influence[:, r].sum(axis=1) for r in removed], axis=0))
+        at_random = np.mean([influence[:, r].sum(axis=1) for r in removed], axis=0)
+        assert found.random == pytest.approx(np.array([[1.5], [1.6]]) * at_random)
     assert (large.attributed > small.attributed).all() and (small.attributed > 0).all()
     assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))
     advantage = large.to_record("mine", options, seed=0)["advantage"]
     assert advantage["mean"] == pytest.approx((large.attributed - large.random).mean())
     assert advantage["low"] > 0
+    seeds = large.to_record("mine", options, seed=0)["advantage_seeds"]
+    each = (large.attributed - large.random).mean(axis=1)
+    assert seeds["mean"] == pytest.approx(each.mean())
+    assert seeds["se"] == pytest.approx(np.ptp(each) / 2) and seeds["low"] < advantage["mean"] < seeds["high"]
     again = list(measure_removal(trainer, tops, [2, 10], [5, 6], options, store=tmp_path, seed=1))
     assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))  # everything was kept
     assert again[1].attributed.tolist() == large.attributed.tolist()
