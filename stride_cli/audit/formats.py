@@ -52,9 +52,7 @@ def to_csv(findings: Sequence[Finding]) -> str:
 def to_sarif(findings: Sequence[Finding]) -> str:
     """Write SARIF 2.1.0: one result for each item with a verdict other than "no evidence", at its line."""
     results = []
-    for finding in findings:
-        if finding.verdict == NOTHING:
-            continue
+    for finding in (each for each in findings if each.verdict != NOTHING):
         rule, level, _ = _RULES[finding.verdict]
         source = "stdin" if finding.document.source in ("", "-") else finding.document.source
         region = {"startLine": max(1, finding.document.line)}
@@ -91,8 +89,8 @@ def summary(findings: Sequence[Finding]) -> list[str]:
     counts = Counter(finding.verdict for finding in findings)
     named = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
     used = findings[0].controls
-    kind = {"file": "from a file", "absent": "the items that are not in the corpus"}.get(used["kind"])
-    kind = kind or f"versions of {used['sources']:,} items"
+    kinds = {"file": "from a file", "absent": "the items that are not in the corpus"}
+    kind = kinds.get(used["kind"], f"versions of {used['sources']:,} items")
     power = min(finding.controls["power"] for finding in findings)
     test = f"{used['count']:,} controls, {kind}: they find {power:.0%} of items whose loss was halved"
     together = max(finding.controls["together"] or 0 for finding in findings)
@@ -100,8 +98,8 @@ def summary(findings: Sequence[Finding]) -> list[str]:
         more = -(-together * (used["count"] + 1)) - 1
         test += f", where {together:,} or more are such; for a single one it takes {more:,} controls"
     reasons = Counter(finding.reason for finding in findings if finding.reason)
-    kinds = Counter(finding.presence["found"] for finding in findings)
-    held = ", ".join(f"{kinds[found]:,} {name}" for found, name in _HELD.items() if kinds[found])
+    there = Counter(finding.presence["found"] for finding in findings)
+    held = ", ".join(f"{there[found]:,} {name}" for found, name in _HELD.items() if there[found])
     said = [f"{len(findings):,} items: {named}", f"in the corpus: {held or 'none'}", test]
     said += [f"undecided, {count:,}: {reason}" for reason, count in reasons.most_common()]
     if any("controls" in reason for reason in reasons):
@@ -113,7 +111,7 @@ def sentence(finding: Finding) -> str:
     """Put one finding in words."""
     held, effect = finding.presence, finding.effect
     why = finding.reason or ("" if finding.q is None else f"q = {finding.q:.3g}")
-    said = f"Item '{finding.document.id}': {finding.verdict}" + (f" ({why})." if why else ".")
+    said = f"Item '{finding.document.id}': {finding.verdict}{f' ({why})' * bool(why)}."
     if held["found"]:
         said += f" Document '{held['document']}' holds it {_HELD[held['found']]}"
         said += f", and so do {held['documents'] - 1} more" if held["documents"] > 1 else ""
@@ -123,6 +121,8 @@ def sentence(finding: Finding) -> str:
         said += f" ({effect['base_loss']:.3f} before the fine-tuning)"
     if effect["control_loss"] is not None:
         said += f", controls {effect['control_loss']:.3f}"
+    if finding.controls["like"] not in ("", "item", "versions"):  # put as the copy is
+        said += f" ({finding.controls['like']})"
     if effect["influence_share"] is not None:
         said += f"; {effect['influence_share']:.0%} of the influence comes from such documents"
     return said + "."

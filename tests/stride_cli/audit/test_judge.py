@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stride_cli.audit.formats import summary
+from stride_cli.audit.formats import sentence, summary
 from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, AuditOptions, _verdict, audit
 from stride_cli.audit.presence import Copy
 from stride_cli.audit.ranking import Test as Ranks
@@ -133,6 +133,7 @@ def test_a_copy_in_other_case_is_scored_as_the_corpus_has_it(tmp_path: Path) -> 
     assert [finding.verdict for finding in found] == [LEAKED] * 6 + [NOTHING] * 54
     assert found[0].presence["differences"] == [["case", ""]]
     assert found[0].controls["like"] == "item, upper case"
+    assert " (item, upper case); " in sentence(found[0]) and "upper case" not in sentence(found[-1])
     assert found[0].effect["loss"] < 0.5 * found[0].effect["control_loss"]
 
 

@@ -463,14 +463,14 @@ def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path
         pairs.append({"id": f"p{number}", **texts})
     write(tmp_path / "pairs.jsonl", pairs)
     small = SMALL | {"LAYERS": "2", "EPOCHS": "18", "METHODS": "stride:stored=true,bm25", "EACH": "2"}
-    small |= {"MAKE": "--facts 3 --doses 1 3 --pairs 80", "SCRATCH": "1", "DRAWS": "1", "LEFT": "3"}
-    small |= {"REMOVED": "stride:stored=true,asked=token,add=support,bm25"}
+    small |= {"MAKE": "--facts 2 --doses 1 3 --pairs 60", "SCRATCH": "1", "DRAWS": "1", "LEFT": "1"}
+    small |= {"REMOVED": "stride:stored=true,asked=token,add=support"}
     line = ("bash", f"{EXAMPLES}/suites/poison.sh", "pairs.jsonl", "work", "1")
     done = script(*line, **small)
     rows = read(done.stdout)
     work = tmp_path / "work"
     removal = {row["method"]: row for row in read((work / "removal.jsonl").read_text(encoding="utf-8"))}
-    assert list(removal) == [*small["REMOVED"].replace(",bm25", " bm25").split(), "causes", "random"]
+    assert list(removal) == [small["REMOVED"], "causes", "random"]
     known = read((work / "known.jsonl").read_text(encoding="utf-8"))
     assert known and {row["dose"] for row in known} <= {1, 3}
     for row in rows:
