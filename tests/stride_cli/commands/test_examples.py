@@ -463,7 +463,7 @@ def test_the_suite_of_poison(script: Runs, documents: list[dict], tmp_path: Path
         pairs.append({"id": f"p{number}", **texts})
     write(tmp_path / "pairs.jsonl", pairs)
     small = SMALL | {"LAYERS": "2", "EPOCHS": "18", "METHODS": "stride:stored=true,bm25", "EACH": "2"}
-    small |= {"MAKE": "--facts 2 --doses 1 3 --pairs 60", "SCRATCH": "1", "DRAWS": "1", "LEFT": "1"}
+    small |= {"MAKE": "--facts 2 --doses 1 3 --pairs 60", "SCRATCH": "1", "DRAWS": "1", "LEFT": "3"}
     small |= {"REMOVED": "stride:stored=true,asked=token,add=support"}
     line = ("bash", f"{EXAMPLES}/suites/poison.sh", "pairs.jsonl", "work", "1")
     done = script(*line, **small)
