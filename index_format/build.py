@@ -198,12 +198,10 @@ class Build:
 
     def _refuse_foreign(self) -> None:
         """Refuse a TARGET.partial that no build has made, or that holds links and devices."""
-        try:
-            names = {entry.name for entry in self._partial.iterdir()}
-        except FileNotFoundError:
+        there = self._partial
+        if not there.exists():
             return
-        except NotADirectoryError:
-            names = {self._partial.name}
+        names = {entry.name for entry in there.iterdir()} if there.is_dir() else {there.name}
         if names - _OWN_NAMES or ("journal.jsonl" not in names and names - {"lock"}):
             raise IndexExists(
                 f"{self._partial} is in the way of a build, and no build has made it", fix="move it away"

@@ -135,7 +135,7 @@ def audit(
 
     against = None if controls is None else str(controls)
     return audit_files(
-        lambda: open(where), str(benchmark), against, options or AuditOptions(), ReadOptions()
+        lambda: open(where), str(benchmark), against, AuditOptions.given(options), ReadOptions()
     )[1]
 
 
@@ -179,9 +179,8 @@ def verify_hit(
 
     asked, place = HitQuestion(prompt, response, span, documents), as_place(where)
     model = where.model if isinstance(where, Session) else None
-    return verify(
-        place, asked, options or QueryOptions(), check or HitOptions(), model=model, retrain=retrain
-    )
+    wanted = QueryOptions.given(options), HitOptions.given(check)
+    return verify(place, asked, *wanted, model=model, retrain=retrain)
 
 
 def as_place(where: Where) -> WorkspacePath:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from stride_cli.errors import UsageError
 
@@ -217,6 +217,14 @@ class Options:
             called, remedy = f"{type(self).__name__}.{name}", f"try {name}={entry.example!r}"
             entry.check(getattr(self, name), called, remedy)
 
+    @classmethod
+    def given(cls, options: Any) -> Self:
+        """Return options as they were given, or those by default; UsageError for any of another kind."""
+        if options is not None and not isinstance(options, cls):
+            said = f"options are {type(options).__name__} (expected {cls.__name__})"
+            raise UsageError(said, fix=f"api.{cls.__name__}(…)")
+        return cls() if options is None else options
+
 
 def own(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Select the fields of this dataclass among values by name."""
@@ -254,21 +262,12 @@ def takes(*classes: type, leave_out: Sequence[str] = ()) -> Callable[[Any], Any]
     def decorate(function: Any) -> Any:
         signature = inspect.signature(function)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        declared = {
-            name: entry
-            for name, entry in entries(*classes).items()
-            if name not in leave_out and entry.about.help
-        }
-        parameters += [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=entry.default,
-                annotation=" | ".join("None" if k is NoneType else k.__name__ for k in entry.kinds),
-            )
-            for name, entry in declared.items()
-            if name not in signature.parameters
-        ]
+        known, keyword = entries(*classes).items(), inspect.Parameter.KEYWORD_ONLY
+        declared = {name: each for name, each in known if name not in leave_out and each.about.help}
+        for name, entry in declared.items():
+            if name not in signature.parameters:
+                kinds = " | ".join("None" if k is NoneType else k.__name__ for k in entry.kinds)
+                parameters.append(inspect.Parameter(name, keyword, default=entry.default, annotation=kinds))
         function.__signature__ = signature.replace(parameters=parameters)
         function.declared = declared
         return function

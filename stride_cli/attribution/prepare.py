@@ -16,6 +16,7 @@ from stride_cli.training.index_build import build_index
 from stride_cli.training.index_fit import fit_index
 
 if TYPE_CHECKING:
+    from index_format.location import Given
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.spec import ModelSpec
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    sources: Sequence[str],
-    where: WorkspacePath,
+    sources: str | Sequence[str],
+    where: WorkspacePath | Given,
     *,
     reading: ReadOptions | None = None,
     training: TrainOptions | None = None,
@@ -41,7 +42,7 @@ def prepare(
     Parameters
     ----------
     sources : files and globs of one corpus, of text
-    where : WorkspacePath      where its index is, or will be; the model, needed where there is no index
+    where : where its index is, or will be; a WorkspacePath names the model, needed where there is no index
     reading : ReadOptions
     training, calibration : see `stride_cli.api.train` and `calibrate`
     say : called with a line of text before each stage
@@ -54,11 +55,13 @@ def prepare(
     IndexMismatch      the model is not the index's
     what `build_index`, `stride_cli.api.train` and `Session.open` raise
     """
-    from index_format.location import local_directory
+    from index_format.location import local_directory, locate
     from index_format.reader import Index
     from stride_cli.corpus.readers import ReadOptions
 
-    reading, index_path = reading or ReadOptions(), local_directory(where.index)
+    where = where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
+    reading, index_path = ReadOptions.given(reading), local_directory(where.index)
+    sources = [sources] if isinstance(sources, str) else sources
     model_path = where.model.place
     if not index_path.exists():
         if model_path is None:

@@ -233,7 +233,7 @@ class Session:
         """
         from stride_cli.data.queries import pooled
 
-        options = options or QueryOptions()
+        options = QueryOptions.given(options)
         queries = [_raised(query) for query in self.build(list(prompts), options)]
         if not queries:
             raise QueryError("there is no prompt to ask", fix="give one or more")
@@ -323,7 +323,7 @@ class Session:
         ----------
         prompts : as of `query_all`; or the error of one that could not be read, which comes back in its place
         """
-        options = options or QueryOptions()
+        options = QueryOptions.given(options)
         pipeline = self.pipeline(options)
         together = _together(pipeline, together)
         broken: list[StrideError] = []
@@ -623,7 +623,7 @@ class Session:
         refuse_classifier(self.index, "there are no null prompts of one", fix=fix)
         local_directory(self.index.path)
         begun = time.perf_counter()
-        options, pipeline = options or CalibrationOptions(), self.pipeline()
+        options, pipeline = CalibrationOptions.given(options), self.pipeline()
         scale = self.calibration.scale if self.calibration else None
         if options.retrain:
             from stride_cli.attribution.scale import measure_scale

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from index_format.design import build_columns
+from index_format.durable import require_space
 from index_format.errors import IndexFormatError
-from index_format.layout import FORMAT_VERSION
+from index_format.layout import FORMAT_VERSION, partial_path
 from index_format.location import local_directory
 from index_format.reader import Index
 from index_format.shards import ranges
@@ -36,6 +37,7 @@ from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, BuildOptions, Range
 from stride_cli.corpus.plan import CorpusCounts, choose_block_size, choose_design, limited_design
 from stride_cli.corpus.readers import Document, ReadOptions, open_documents
 from stride_cli.corpus.sources import ReadLog, find_sources, pinned
+from stride_cli.corpus.summary import disk_bytes
 from stride_cli.errors import CorpusError, StorageError
 from stride_cli.hub import HUB
 from stride_cli.parallel import Workers
@@ -46,6 +48,8 @@ _COMMIT_SHARE = 0.05  # of the time; on a slow or busy disk commits are further 
 # of a batch: enough to keep every core tokenising
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 20
+# bytes of an index for one of its corpus; of a packed corpus it is more, which nobody knows beforehand
+_WITH_TEXT, _TOKENS = 1.5, 0.6
 _BLOCK_WIDTH = 16  # numbers of a chunk, for blocks of 65,536 chunks
 _COUNTED = ("scored_tokens", "unscored_documents", "unscored_chunks", "conversations")
 
@@ -149,6 +153,9 @@ def build_index(
     local = Path(model.path) if model.path is not None and Path(model.path).exists() else None
     key = settings_key(settings)
     with storage_errors(out), IndexWriter.create(out, build_key=key, overwrite=options.overwrite) as writer:
+        n_bytes = round((log.bytes_total or 0) * (_WITH_TEXT if options.store_text else _TOKENS))
+        there = disk_bytes(partial_path(Path(out)) / "data") or 0
+        require_space(Path(out).absolute().parent, n_bytes - there, what=f"building {out}")
         progress = _write_corpus(writer, chunker, documents, log, _Progress(), options)
         n_chunks = writer.length("corpus/chunk_document")
         # a range is an index only to be looked at: `merge` draws the subsets of all chunks anew
@@ -546,5 +553,5 @@ def storage_errors(out: str | Path) -> Iterator[None]:
     except (IndexFormatError, BrokenPipeError, StorageError):
         raise
     except OSError as error:
-        fix = "check the directory's permissions and the disk; the same command resumes"
+        fix = "check that it is in a directory you may write to, and the disk; the same command resumes"
         raise StorageError(f"{out}: cannot be written: {error.strerror or error}", fix=fix) from error

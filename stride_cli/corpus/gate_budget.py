@@ -40,6 +40,7 @@ PACKED_BYTES = 4 << 20  # more gates (as float32) are stored in a few bits each:
 PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; see `logit_gates`
+_LOGIT_RANK = 128  # directions of one, at most, by default
 # bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
 # are no more than so many
 _LEAST_PROJECTED = 512
@@ -86,17 +87,25 @@ def most_subsets(n_layers: int, width: int) -> int:
     return _MOST_SUBSETS if gates <= _SMALL else FEWEST_SUBSETS
 
 
-def default_gates(n_subsets: int, n_tokens: int, *, finetuned: bool = False) -> int:
-    """Estimate p of the default operators of a language model; a small model's bases may not fill it.
+def default_gates(
+    n_subsets: int, n_tokens: int, *, finetuned: bool = False, shape: tuple[int, int, int] | None = None
+) -> int:
+    """Estimate p of the default operators of a language model.
 
     Args:
         n_tokens: Of the corpus; 0: unknown, and as if many.
+        shape: Layers, width and vocabulary, of which a small model has no more gates.
     """
     inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
+    head = logit_gates(n_subsets, inside, 2, all_weights=finetuned)
+    if shape is not None:
+        layers, width, vocabulary = shape
+        inside = min(inside, (8 if finetuned else 2) * layers * width**2)
+        head = min(head, vocabulary * min(width, _LOGIT_RANK))
     pairs = PAIR_GATES.gates(n_subsets)
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
-    return inside + 2 * logit_gates(n_subsets, inside, 2, all_weights=finetuned) + pairs
+    return inside + 2 * head + pairs
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:

@@ -67,19 +67,10 @@ class DesignOptions(Options):
     """Chunks of a corpus, and the subsets over them; None: chosen to fit both (`choose_design`)."""
 
     block_size: int | None = option(
-        None,
-        "Most tokens of a chunk; default 512, or the model's context where that is shorter.",
-        low=2,
-        example=DEFAULT_BLOCK_SIZE,
+        None, "Most tokens of a chunk; default 512, or the context.", low=2, example=DEFAULT_BLOCK_SIZE
     )
     n_subsets: int | None = option(
-        None,
-        "Number of subsets K; default: planned.",
-        flag="--subsets",
-        metavar="K",
-        low=1,
-        high=MAX_SUBSETS,
-        example=1000,
+        None, "Default: planned.", flag="--subsets", metavar="K", low=1, high=MAX_SUBSETS, example=1000
     )
     degree: int | None = option(
         None, "Subsets of a chunk; default 10, at most K/2.", metavar="D", low=1, example=10
@@ -110,11 +101,7 @@ class BuildOptions(DesignOptions):
     seed: int = option(0, "Seed of the design.", low=0, high=2**64 - 1, panel=MORE)
     store_text: bool = option(True, "Keep no document texts in the index.", flag="--no-text", panel=MORE)
     range: str | None = option(
-        None,
-        "Build part I of N of the corpus, for stride index merge.",
-        metavar="I/N",
-        panel=MORE,
-        example="1/8",
+        None, "Build part I of N of the corpus, for index merge.", metavar="I/N", panel=MORE, example="1/8"
     )
     workers: int | None = option(
         None, "Tokenise in N processes; default: in the threads of this one.", metavar="N", low=1, panel=MORE
@@ -135,13 +122,7 @@ class BuildOptions(DesignOptions):
 class PlanOptions(DesignOptions):
     """Options of `stride index plan` besides chunks and design; their help texts describe them."""
 
-    chunks: int | None = option(
-        None,
-        "Plan for N chunks (with --model, whole blocks), without a corpus.",
-        metavar="N",
-        low=1,
-        example=100_000,
-    )
+    chunks: int | None = option(None, "Plan for N chunks, no corpus.", metavar="N", low=1, example=100_000)
     gate_dimension: int | None = option(
         None, "Numbers of one operator; default: what stride train fits.", metavar="P", low=1, example=4096
     )

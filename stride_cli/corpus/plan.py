@@ -18,6 +18,7 @@ _CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of
 _SGD_DRAWS = 8 * 2 * 10_000
 # One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
 _BUILD_BYTES = 400 << 20
+_DESCRIBED = 10_000  # bytes of what describes an index: zarr.json and manifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def plan_index(
     finetuned: bool = False,
     vocabulary: int = 1 << 16,
     most_subsets: int | None = None,
+    shape: tuple[int, int, int] | None = None,
 ) -> IndexPlanRecord:
     """Plan the index of a corpus; `IndexPlanRecord` describes every number.
 
@@ -115,11 +117,11 @@ def plan_index(
         options: Design (`choose_design`, which also names the errors), operators and projections.
         finetuned: Whether the model is a fine-tuned one, whose default operators are larger.
         vocabulary: Decides whether a token takes 2 bytes or 4.
-        most_subsets: As for `choose_design`.
+        most_subsets, shape: As for `choose_design`, and `default_gates`.
     """
     n = counts.chunks
     k, d = choose_design(n, options, most_subsets)
-    p = options.gate_dimension or default_gates(k, counts.tokens, finetuned=finetuned)
+    p = options.gate_dimension or default_gates(k, counts.tokens, finetuned=finetuned, shape=shape)
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -157,7 +159,7 @@ def plan_index(
         # the byte a token is of the index's own model: with checkpoints beside it, tokens count as at the end
         "pass_bytes": n * models + (counts.tokens if finetuned and models == 1 else 0),
         "bytes": {name: size for name, size in sizes.items() if size},
-        "total_bytes": sum(sizes.values()),
+        "total_bytes": sum(sizes.values()) + _DESCRIBED,
         "build_memory_bytes": _BUILD_BYTES,
         "fit_memory_bytes": fit_bytes,
         "query_memory_bytes": (sizes["design/columns"] + one_model + projected) * models,

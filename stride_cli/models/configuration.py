@@ -123,7 +123,7 @@ def read_object(file: Path) -> dict[str, Any] | None:
 
 # the names that model families give them
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-_DEPTHS, _WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
+_SHAPE = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model"), ("vocab_size",)
 
 
 def context_length(model: GivenModel) -> int | None:
@@ -140,18 +140,16 @@ def vocabulary_size(model: GivenModel) -> int | None:
 
 
 def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
-    """Return the most subsets of an index for a checkpoint, where none are asked for.
-
-    A small fine-tuned one has more. Raises as `context_length`.
-    """
+    """Return the most subsets of an index for a checkpoint by default; raises as `context_length`."""
     # an adapter's layers have no more directions than its rank
-    if is_adapter(place_of(model)) or not finetuned:
-        return FEWEST_SUBSETS
-    config = read_configuration(model)
-    depth, width = first_positive(config, _DEPTHS), first_positive(config, _WIDTHS)
-    if depth is None or width is None:
-        return FEWEST_SUBSETS
-    return most_subsets(depth, width)
+    shape = None if is_adapter(place_of(model)) or not finetuned else shape_of(model)
+    return FEWEST_SUBSETS if shape is None else most_subsets(*shape[:2])
+
+
+def shape_of(model: GivenModel) -> tuple[int, int, int] | None:
+    """Return layers, width and vocabulary of a checkpoint; None: unknown. Raises as `context_length`."""
+    depth, width, size = (first_positive(read_configuration(model), each) for each in _SHAPE)
+    return None if depth is None or width is None or size is None else (depth, width, size)
 
 
 def first_positive(config: Any, names: Sequence[str]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -121,15 +121,14 @@ def verify_hit(
 
 def _prompts(asked: HitQuestion) -> list[Mapping[str, Any]]:
     """List the prompts that are tested as one, each with what belongs to it."""
-    from stride_cli.data.queries import Query
-
-    if isinstance(asked.prompt, str | Query):
+    prompt: Any = asked.prompt
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         texts = {"response": asked.response, "span": asked.span, "instead": asked.instead}
-        return [{"prompt": asked.prompt, **texts}]
+        return [{"prompt": prompt, **texts}]
     if asked.response or asked.span:
         said = "a response or a span is given beside prompts that have their own"
         raise UsageError(said, fix='give each prompt its own: {"prompt", "response", "instead"}')
-    return list(asked.prompt)
+    return list(prompt)
 
 
 def _top_documents(answer: Answer, top: int) -> tuple[np.ndarray, list[float | None]]:

@@ -74,7 +74,7 @@ class IndexPlanRecord(TypedDict):
         int, "a byte a chunk, and of a fine-tuned model a byte a token: how sure the model before it was"
     ]
     bytes: Annotated[dict[str, Any], "array → bytes on disk"]
-    total_bytes: Annotated[int, "their sum, without gates and projections"]
+    total_bytes: Annotated[int, "their sum, with what describes them, without gates and projections"]
     build_memory_bytes: Annotated[int, "what the build holds at most, beside the tokenizer"]
     fit_memory_bytes: Annotated[
         int, "what fitting holds beside the model and a batch (2 GB at most): K·p numbers of 4 bytes"

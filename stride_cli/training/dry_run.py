@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stride_cli.corpus.gate_budget import gate_bytes, projected_bytes
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import ClosedOptions, TrainOptions, like_own, resolve_settings
@@ -85,7 +86,7 @@ def estimate_fit(
         "subsets": index.n_subsets,
         "gate_size": steered.gate_size,
         "seconds": {"bases": models * found["bases"], "corpus": models * found["corpus"]},
-        "bytes": models * _stored_bytes(index, steered.gate_size, size),
+        "bytes": models * stored_bytes(index, steered.gate_size, size),
         "timed_tokens": tokens[1],
     }
 
@@ -96,15 +97,7 @@ def _extended(seconds: list[float], tokens: list[int], wanted: int) -> float:
     return seconds[1] + slope * max(0, wanted - tokens[1])
 
 
-def _stored_bytes(index: Index, gate_size: int, projected: int) -> int:
+def stored_bytes(index: Index, gate_size: int, projected: int) -> int:
     """Bytes on disk of one model's operators and projections."""
-    from stride_cli.corpus.options import PlanOptions
-    from stride_cli.corpus.plan import CorpusCounts, plan_index
-
-    plan = plan_index(
-        CorpusCounts(index.n_documents, index.n_chunks, index.n_tokens),
-        PlanOptions(
-            n_subsets=index.n_subsets, degree=index.degree, gate_dimension=gate_size, project=projected
-        ),
-    )
-    return plan["gate_bytes"] + plan["projection_bytes"] + plan["pass_bytes"]
+    n = index.n_chunks
+    return gate_bytes(index.n_subsets, gate_size) + projected_bytes(n, projected) + n

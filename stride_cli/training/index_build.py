@@ -52,7 +52,7 @@ def build_index(
     from stride_cli.models.language.tokenizer import load_tokenizer
     from stride_cli.models.loading import model_fingerprint
 
-    options, reading = options or BuildOptions(), reading or ReadOptions()
+    options, reading = BuildOptions.given(options), ReadOptions.given(reading)
     listed = list(map(str, [sources] if isinstance(sources, str | Path) else sources))
     spec, place = ModelSpec.of(model), place_of(model)
     if kind_of(place) == "classifier":
@@ -102,7 +102,7 @@ def build_index_of_run(
     from stride_cli.training.language_trainer import check_recipe
     from stride_cli.training.recording import find_run
 
-    found, options = find_run(run), options or BuildOptions()
+    found, options = find_run(run), BuildOptions.given(options)
     block_size = options.block_size or found.recipe.block_size
     if found.form is not None and options.form is not None:
         raise UsageError("--form is what the training recorded, and --from-run reads it", fix="leave it out")

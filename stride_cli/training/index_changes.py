@@ -30,7 +30,7 @@ def plan_index(
     from stride_cli.corpus import plan
     from stride_cli.corpus.build import survey_corpus
     from stride_cli.corpus.gate_budget import FEWEST_SUBSETS
-    from stride_cli.models.configuration import context_length, subsets_bound
+    from stride_cli.models.configuration import context_length, shape_of, subsets_bound
     from stride_cli.models.language.language_recipe import was_finetuned
     from stride_cli.models.language.tokenizer import load_tokenizer
 
@@ -56,6 +56,7 @@ def plan_index(
         finetuned=finetuned,
         vocabulary=len(tokenizer),
         most_subsets=subsets_bound(model, finetuned=finetuned),
+        shape=shape_of(model),
     )
 
 

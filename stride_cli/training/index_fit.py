@@ -72,22 +72,26 @@ def fit_index(
     ModelError         a checkpoint cannot be loaded
     IndexExists        operators (and all projections that are asked for) are there, ``overwrite`` is False
     """
+    from index_format.durable import require_space
     from index_format.errors import IndexExists
     from index_format.location import local_directory
     from index_format.reader import Index
     from index_format.writer import GroupWriter
 
+    (SgdOptions if isinstance(options, SgdOptions) else ClosedOptions).given(options)
     with without_collection():  # most of it is importing
         from stride_cli.data.batches import ChunkReader
         from stride_cli.operators.checkpoints import find_checkpoints
         from stride_cli.operators.fitting import FitRun, fit_models
         from stride_cli.operators.projections import FORM
+        from stride_cli.operators.spaces import known_gates
+        from stride_cli.training.dry_run import stored_bytes
 
         started = time.perf_counter()
         index = Index.open(local_directory(index_path))
         keep_imported()
     # 1. Refuse what cannot be, before a model is loaded
-    options, run = options or ClosedOptions(), run or FitRunOptions()
+    options, run = options or ClosedOptions(), FitRunOptions.given(run)
     if run.in_ranges and isinstance(options, SgdOptions):
         raise UsageError(
             "--workers and --engine divide a pass over the corpus, and --fit sgd steps one after the other",
@@ -119,6 +123,10 @@ def fit_index(
     chunks = ChunkReader(index, model)
     _check_chunks(index_path, index, chunks, model, projects=bool(getattr(settings, "project", 0)))
     model.check_padding(int(chunks.lengths.max(initial=2)))
+    if isinstance(options, ClosedOptions) and not model.classes:
+        gates = known_gates(settings.spaces, settings.ranks, model, settings.n_buckets)
+        n_bytes = (1 + len(checkpoints)) * stored_bytes(index, gates, settings.project)
+        require_space(index.directory, n_bytes, what=f"fitting {index_path}")
     for said in model.remarks(settings.spaces):
         note(said)
     # 3. What decides the operators: an interrupted fit goes on only where all of it is the same

@@ -23,13 +23,7 @@ def initial_model(recipe: Recipe, permissions: Permissions = Permissions()) -> A
 
 
 def base_weights(recipe: Recipe, permissions: Permissions = Permissions()) -> Any:
-    """Load the model that a fine-tuning starts from, on the CPU in fp32.
-
-    Raises
-    ------
-    ModelError
-        The base model is gone, or is another one by now.
-    """
+    """Load the model that a fine-tuning starts from, on the CPU in fp32; ModelError: it is another now."""
     assert recipe.base is not None
     refuse_download(recipe.base, permissions, named_by="the recipe of the model")
     found = model_fingerprint(recipe.base)

@@ -59,9 +59,10 @@ def find_checkpoint(model: GivenModel) -> Source:
     path = Path(given).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
+            there = f": {path.parent}" if (path.parent / "config.json").is_file() else ""
             raise ModelError(
                 f"'{given}' is a file; expected a directory with config.json, a .gguf file or a hub id",
-                fix=f"try its directory: {path.parent}",
+                fix=f"give the directory that save_pretrained wrote{there}",
             )
         return Source(given, path.parent, path.name)
     if path.is_dir():

@@ -55,7 +55,9 @@ def transformers_tokenizer(source: Source) -> Any:
             raise code_refused(source.given, source.directory / "tokenizer_config.json", None) from error
         raise ModelError(
             f"the tokenizer of '{source.given}' cannot be loaded: {first_line(error)}",
-            fix="its files are damaged, or need a package that is not installed: save the tokenizer again",
+            fix="it is damaged, or no GGUF: copy the file again"
+            if source.gguf
+            else "its files are damaged, or need a package that is not installed: save the tokenizer again",
         ) from error
 
 

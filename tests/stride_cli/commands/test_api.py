@@ -36,6 +36,10 @@ def test_options_are_called_by_their_names_and_have_types(tmp_path: Path) -> Non
         with pytest.raises(api.UsageError, match=rf"^QueryOptions.top is {said} \(expected") as caught:
             api.QueryOptions(top=wrong)  # type: ignore[arg-type]
         assert caught.value.fix == "try top=10"
+    verbs: Any = {api.build: {"model": "m", "out": "o"}, api.train: {}, api.verify_hit: {"prompt": ""}}
+    for verb, given in verbs.items():
+        with pytest.raises(api.UsageError, match=r"options are ReadOptions \(expected \w+Options\)"):
+            verb(tmp_path, **given, options=api.ReadOptions())
     with pytest.raises(api.CorpusError, match=r"corpus\.jsonl"):  # one file is no list of letters
         api.build(
             str(tmp_path / "corpus.jsonl"), model=files("stride_cli.demo") / "model", out=tmp_path / "o"

@@ -175,17 +175,45 @@ def test_a_full_disk(here: Path, run: Callable[..., Outcome], small_disk: Callab
     """Told as such, nothing that looks whole, and the same command goes on once there is room."""
     small = small_disk("300k")
     Path("corpus.jsonl").write_text(corpus(1500))
+    Path("corpus.jsonl.gz").write_bytes(gzip.compress(corpus(1500).encode()))  # which says less of its size
     command = "index build corpus.jsonl --model model --commit-seconds 0 --out"
-    full = run(f"{command} small/x.stride")
-    assert full.code == 2 and full.out == ""
-    assert "error: no space left" in full.err and "\n  fix: " in full.err
-    assert names(small) == {"x.stride.partial"}
+    for source, said in (("corpus.jsonl", "needs about"), ("corpus.jsonl.gz", "no space left")):
+        full = run(f"{command.replace('corpus.jsonl', source)} small/x.stride")
+        assert full.code == 2 and full.out == "" and said in full.err and "\n  fix: free some" in full.err
+        assert names(small) == ({"x.stride.partial"} if source.endswith(".gz") else set())
     small_disk("20m")
     assert run(f"{command} small/x.stride").code == 0
     (here / "large").mkdir()  # as deep: the index records where the model is from there
     assert run(f"{command} large/whole.stride").code == 0
     assert contents(small / "x.stride") == contents(here / "large" / "whole.stride")
     assert names(small) == {"x.stride"}
+
+
+def test_what_is_planned_is_written(workspace: Path, run: Callable[..., Outcome]) -> None:
+    (plan,) = run(f"index plan {workspace}/corpus.jsonl --model {workspace}/model").records
+    written = {name: len(data) for name, data in contents(workspace / "run.stride").items()}
+    fitted = sum(size for name, size in written.items() if name.startswith("operators/"))
+    judged = sum(size for name, size in written.items() if name.startswith("calibration/"))
+    assert plan["total_bytes"] == pytest.approx(sum(written.values()) - fitted - judged, rel=0.2)
+    assert sum(plan[f"{of}_bytes"] for of in ("gate", "projection", "pass")) == pytest.approx(fitted, rel=0.2)
+
+
+REMEDIES = {
+    "--model corpus.jsonl --out x": ("is a file; expected a directory", "that save_pretrained wrote\n"),
+    "--model model/config.json --out x": ("is a file; expected a", "save_pretrained wrote: model\n"),
+    "--model fake.gguf --out x": ("'fake.gguf' cannot be loaded", "no GGUF: copy the file again"),
+    "--model model --out corpus.jsonl/x": ("corpus.jsonl/x: cannot be written", "in a directory you may"),
+    "--model model --out corpus.jsonl --overwrite": ("is no index, and is not over", "another path"),
+}
+
+
+def test_what_is_no_place_or_model_has_a_remedy(here: Path, run: Callable[..., Outcome]) -> None:
+    Path("fake.gguf").write_text("GG")
+    for given, (message, fix) in REMEDIES.items():
+        refused = run(f"index build corpus.jsonl {given}")
+        assert refused.code == 2 and message in refused.err and fix in refused.err.partition("fix: ")[2]
+        assert names(here) == {"model", "corpus.jsonl", "fake.gguf"}
+    assert run("index build corpus.jsonl --model model --out new/place/x.stride").code == 0  # it is made
 
 
 @pytest.mark.slow
