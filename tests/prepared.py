@@ -175,6 +175,22 @@ class Prepared:
             (self.folder / name).chmod(0o755)
         return self.folder
 
+    def script(
+        self,
+        words: Sequence[str],
+        place: Path | None = None,
+        *,
+        code: int = 0,
+        stdin: str = "",
+        **settings: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program in a directory, with these `stride` and `python`; it has to end with this code."""
+        paths = {"PATH": f"{self.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        how: Any = {"cwd": place, "input": stdin, "env": {**os.environ, **paths, **settings}}
+        done = subprocess.run(words, **how, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return done
+
 
 # --- the interpreter itself ---------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,17 +63,7 @@ def shell(tmp_path: Path, prepared: Prepared):
     work.mkdir()
 
     def run(block: str, directory: Path = work) -> str:
-        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block],
-            cwd=directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return prepared.script(["bash", "-euo", "pipefail", "-c", block], directory).stdout
 
     run.directory = work  # type: ignore[attr-defined]
     return run

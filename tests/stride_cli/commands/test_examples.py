@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,27 +27,9 @@ Runs = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def script(tmp_path: Path, prepared: Prepared) -> Runs:
     """Runs a program in `tmp_path`, with this environment's `stride` and `python`, on one thread."""
-    tools = prepared.tools()
 
-    def run(
-        *command: str, code: int = 0, stdin: str = "", **settings: str
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            input=stdin,
-            env={**os.environ, **environment, **settings},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done
+    def run(*command: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        return prepared.script(command, tmp_path, **{"OMP_NUM_THREADS": "1"} | how)
 
     return run
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 
@@ -78,15 +76,8 @@ def test_the_example_script(run, workspace: Path, tmp_path: Path, prepared: Prep
     (tmp_path / "prompts.txt").write_text("The French Revolution began in\n")
     asked = run(f"query {PROMPT} --index {workspace}/run.stride --top 2")
     (tmp_path / "answers.jsonl").write_text(asked.out)
-    done = subprocess.run(
-        ["bash", str(root / "examples/report.sh"), f"{workspace}/run.stride", "prompts.txt", "answers.jsonl"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{prepared.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    script = ["bash", str(root / "examples/report.sh"), f"{workspace}/run.stride"]
+    done = prepared.script([*script, "prompts.txt", "answers.jsonl"], tmp_path)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(record["path"], record["queries"]) for record in records] == [
         ("report.html", 1),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +18,7 @@ VISION = ROOT / "examples/vision"
 
 def run(prepared: Prepared, script: str, *arguments: str, **settings: str) -> list[dict]:
     """The records of a script, with `stride` and `python` of this environment."""
-    environment = {"PATH": f"{prepared.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **settings}
-    done = subprocess.run(
-        ["bash", str(VISION / script), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = prepared.script(["bash", str(VISION / script), *arguments], **settings)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
