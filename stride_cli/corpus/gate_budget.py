@@ -5,6 +5,7 @@ Arithmetic alone: the plan of an index needs it before there is a model.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from stride_cli.errors import UsageError
@@ -90,11 +91,9 @@ def most_subsets(n_layers: int, width: int) -> int:
 def default_gates(
     n_subsets: int, n_tokens: int, *, finetuned: bool = False, shape: tuple[int, int, int] | None = None
 ) -> int:
-    """Estimate p of the default operators of a language model.
+    """Estimate p of the default operators of a language model; 0 tokens are unknown, and as if many.
 
-    Args:
-        n_tokens: Of the corpus; 0: unknown, and as if many.
-        shape: Layers, width and vocabulary, of which a small model has no more gates.
+    `shape`: layers, width and vocabulary, of which a small model has no more gates.
     """
     inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
     head = logit_gates(n_subsets, inside, 2, all_weights=finetuned)
@@ -106,6 +105,13 @@ def default_gates(
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
     return inside + 2 * head + pairs
+
+
+def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = False) -> int:
+    """Estimate the bytes of the default bases, two a number: matrices of a layer have 22 or 18 rows of d."""
+    allowed, pairs, sides = (LINEAR_GATES, 8, 22) if finetuned else (FEED_FORWARD_GATES, 2, 18)
+    rank = min(width, math.isqrt(inside_gates(allowed, n_subsets) // (pairs * layers)))
+    return 2 * rank * sides * layers * width
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:

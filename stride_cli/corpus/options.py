@@ -88,8 +88,7 @@ class DesignOptions(Options):
 class BuildOptions(DesignOptions):
     """Options of `stride index build` besides chunks and design; their help texts describe them.
 
-    The index is the same whoever tokenises. The design of a `range`, which the merge draws anew for all
-    chunks, has no more subsets than the part has chunks. With `commit_seconds` of 0 every batch is committed.
+    A `range` has no more subsets than chunks. With `commit_seconds` of 0 every batch is committed.
     """
 
     form: str | None = option(

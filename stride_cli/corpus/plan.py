@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stride_cli.corpus.gate_budget import default_gates, default_projection, gate_bytes, projected_bytes
+from stride_cli.corpus import gate_budget as budget
 from stride_cli.corpus.options import DEFAULT_BLOCK_SIZE, MAX_SUBSETS, DesignOptions, PlanOptions
 from stride_cli.errors import CorpusError, UsageError
 from stride_cli.schema.index_records import IndexPlanRecord
@@ -121,7 +121,7 @@ def plan_index(
     """
     n = counts.chunks
     k, d = choose_design(n, options, most_subsets)
-    p = options.gate_dimension or default_gates(k, counts.tokens, finetuned=finetuned, shape=shape)
+    p = options.gate_dimension or budget.default_gates(k, counts.tokens, finetuned=finetuned, shape=shape)
     sizes = {
         "corpus/tokens": counts.tokens * (2 if vocabulary <= 1 << 16 else 4),
         "corpus/chunk_offsets": 8 * (n + 1),
@@ -136,9 +136,10 @@ def plan_index(
         "design/columns": 2 * n * d,
         "design/row_offsets": 8 * (k + 1),
     }
-    fit_bytes, one_model = 4 * k * p, gate_bytes(k, p)
-    size = default_projection(n, p, finetuned=finetuned) if options.project is None else options.project
-    projected = projected_bytes(n, size)
+    bases = budget.basis_bytes(k, *shape[:2], finetuned=finetuned) if shape else 0
+    one_model = budget.gate_bytes(k, p) + bases
+    size = budget.default_projection(n, p, finetuned=finetuned)
+    projected = budget.projected_bytes(n, size if options.project is None else options.project)
     models = 1 + options.checkpoints
     return {
         "schema": "stride.index_plan/1",
@@ -161,17 +162,13 @@ def plan_index(
         "bytes": {name: size for name, size in sizes.items() if size},
         "total_bytes": sum(sizes.values()) + _DESCRIBED,
         "build_memory_bytes": _BUILD_BYTES,
-        "fit_memory_bytes": fit_bytes,
+        "fit_memory_bytes": 4 * k * p,
         "query_memory_bytes": (sizes["design/columns"] + one_model + projected) * models,
     }
 
 
 def choose_block_size(requested: int | None, context: int | None) -> int:
-    """Choose the tokens of a block: what is asked for, else 512 or the model's context where that is shorter.
-
-    Raises:
-        UsageError: More than the context.
-    """
+    """Choose the tokens of a block: those asked for, else 512 or the context; UsageError for more than it."""
     if requested is None:
         return min(DEFAULT_BLOCK_SIZE, context or DEFAULT_BLOCK_SIZE)
     if context is not None and requested > context:

@@ -91,9 +91,8 @@ def disk_bytes(path: Location) -> int | None:
     """Sum the bytes of a directory, unfinished stages too; None for a zip file or a URL."""
     if isinstance(path, RemotePath) or path.is_file():
         return None
-    return sum(
-        (Path(directory) / name).stat().st_size for directory, _, names in os.walk(path) for name in names
-    )
+    found = (Path(directory) / name for directory, _, names in os.walk(path) for name in names)
+    return sum(file.stat().st_size for file in found)
 
 
 def document_records(

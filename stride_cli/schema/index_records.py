@@ -68,7 +68,7 @@ class IndexPlanRecord(TypedDict):
     expected_neighbours: Neighbours
     expected_overlapping: Overlapping
     gate_dimension: Annotated[int, "p, numbers of one operator"]
-    gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or, many, of about 1; of all models"]
+    gate_bytes: Annotated[int, "K·p numbers on disk, of 4 bytes or about 1, and bases; of all models"]
     projection_bytes: Annotated[int, "what --project keeps on disk; of all models"]
     pass_bytes: Annotated[
         int, "a byte a chunk, and of a fine-tuned model a byte a token: how sure the model before it was"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.corpus.gate_budget import gate_bytes, projected_bytes
+from stride_cli.corpus.gate_budget import basis_bytes, gate_bytes, projected_bytes
 from stride_cli.data.batches import ChunkReader
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import ClosedOptions, TrainOptions, like_own, resolve_settings
@@ -86,7 +86,7 @@ def estimate_fit(
         "subsets": index.n_subsets,
         "gate_size": steered.gate_size,
         "seconds": {"bases": models * found["bases"], "corpus": models * found["corpus"]},
-        "bytes": models * stored_bytes(index, steered.gate_size, size),
+        "bytes": models * stored_bytes(index, model, steered.gate_size, size),
         "timed_tokens": tokens[1],
     }
 
@@ -97,7 +97,8 @@ def _extended(seconds: list[float], tokens: list[int], wanted: int) -> float:
     return seconds[1] + slope * max(0, wanted - tokens[1])
 
 
-def stored_bytes(index: Index, gate_size: int, projected: int) -> int:
+def stored_bytes(index: Index, model: AttributableModel, gate_size: int, projected: int) -> int:
     """Bytes on disk of one model's operators and projections."""
-    n = index.n_chunks
-    return gate_bytes(index.n_subsets, gate_size) + projected_bytes(n, projected) + n
+    n, k = index.n_chunks, index.n_subsets
+    bases = basis_bytes(k, model.n_layers, model.d_model, finetuned=not model.pretrained)
+    return gate_bytes(k, gate_size) + bases + projected_bytes(n, projected) + n

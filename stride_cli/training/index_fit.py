@@ -125,7 +125,7 @@ def fit_index(
     model.check_padding(int(chunks.lengths.max(initial=2)))
     if isinstance(options, ClosedOptions) and not model.classes:
         gates = known_gates(settings.spaces, settings.ranks, model, settings.n_buckets)
-        n_bytes = (1 + len(checkpoints)) * stored_bytes(index, gates, settings.project)
+        n_bytes = (1 + len(checkpoints)) * stored_bytes(index, model, gates, settings.project)
         require_space(index.directory, n_bytes, what=f"fitting {index_path}")
     for said in model.remarks(settings.spaces):
         note(said)

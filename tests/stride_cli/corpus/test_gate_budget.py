@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from stride_cli.corpus.gate_budget import (
     LINEAR_GATES,
     MOST_PROJECTED,
     PAIR_GATES,
+    basis_bytes,
     check_projection,
     default_gates,
     default_projection,
@@ -47,3 +49,9 @@ def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
     assert 512 <= size <= MOST_PROJECTED and (size == 512 or size * n_chunks <= 1 << 30)
     assert size <= 32_768 or (8 if finetuned else 16) * size <= n_gates
     assert size <= default_projection(n_chunks // 2, 2 * n_gates, finetuned=finetuned)
+
+
+def test_bases_are_as_large_as_those_that_were_written() -> None:
+    """SmolLM2-135M fine-tuned on 30 pairs, and the tests' own model of 2 layers trained on 60 documents."""
+    assert basis_bytes(30, 30, 576, finetuned=True) == pytest.approx(54_777_600 + 46_886_400, rel=0.05)
+    assert basis_bytes(60, 2, 64) == 262_144 + 32_768
