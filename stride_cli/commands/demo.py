@@ -60,7 +60,7 @@ def demo(
         columns = ["prompt", "the model says", "top document", ""]
         print_table("ten prompts and their top documents", columns, rows)
     found = sum(row[-1] == "states it" for row in rows)
-    note(f"the document that states the fact is on top for {found} of {len(asked)} prompts")
+    note(f"the document that states it is on top for {found} of {len(asked)} facts, asked in its own words")
     note("\nnext:")
     for command in suggested(str(out / "demo.stride")):
         note(f"  {command}")
