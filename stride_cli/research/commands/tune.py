@@ -17,7 +17,7 @@ EXAMPLE = """\b
 Examples:
   stride tune --index run.stride --dry-run
   stride tune --index run.stride --damping 0.03,0.1,0.3 --layer 8,16
-  stride tune --index run.stride --queries held_out.jsonl --subsets 500,1000,2000 --degree 5,10
+  stride tune --index run.stride --queries held_out.jsonl --rank 32,96
   stride tune --index classifier.stride --criterion retrained --damping 0.1,1,10,30,100
   stride tune --index run.stride --criterion truth --space logit --rank 32,96
 """
@@ -31,10 +31,6 @@ def tune(
     layer: Annotated[str | None, typer.Option("--layer", help="Layers to try: 4,8.")] = None,
     damping: Annotated[str | None, typer.Option("--damping", help="Dampings to try: 0.03,0.1,0.3.")] = None,
     rank: Annotated[str | None, typer.Option("--rank", help="Ranks to try: 32,96.")] = None,
-    subsets: Annotated[
-        str | None, typer.Option("--subsets", help="K to try; another than the index's needs it built anew.")
-    ] = None,
-    degree: Annotated[str | None, typer.Option("--degree", help="d to try; likewise.")] = None,
     lambda_ratio: Annotated[
         str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
     ] = "0.003,0.01,0.03,0.1,0.3",
@@ -44,7 +40,7 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write stride.yaml.")] = False,
     json: Json = None,
 ) -> None:
-    """Try settings of the operators on this index, and write the best to stride.yaml.
+    """Try settings of the operators on this index, and write the best to a new stride.yaml.
 
     The criterion: the model is trained a little further, from its own weights, on random halves of the
     corpus, and the losses of queries that are in none of them are measured. A trial fits operators, recovers
@@ -77,8 +73,6 @@ def tune(
         ("layer", layer, int),
         ("damping", damping, float),
         ("rank", rank, int),
-        ("subsets", subsets, int),
-        ("degree", degree, int),
     )
     grid = {name: listed(f"--{name}", text, kind) for name, text, kind in swept if text is not None}
     options = TuneOptions(
@@ -95,8 +89,8 @@ def tune(
 
     result = api.tune(where, options, on_trial=show)
     settings = result.pop("settings")
-    if settings and not dry_run:
-        result["path"] = str(write_settings(settings))
+    place = write_settings(settings) if settings and not dry_run else None
+    result["path"] = "" if place is None else str(place)
     emit(result)
     _table(records)
     gain = result["gain"]
@@ -106,7 +100,7 @@ def tune(
     )
     written = ", ".join(result["written"].splitlines())
     if settings:
-        note(f"{'would write' if dry_run else 'wrote'} to stride.yaml: {written}")
+        note(f"{'wrote to' if place else 'set in'} stride.yaml: {written}")
     else:
         note("nothing is gained by other settings: stride.yaml stays as it is")
     if result["next"]:

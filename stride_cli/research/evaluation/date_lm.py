@@ -27,11 +27,10 @@ from stride_cli.errors import CorpusError, UsageError, first_line, require_extra
 TASKS = ("counterfact", "ftrace", "toxicity")
 _ENTITIES = ("counterfactual_entity", "true_entity")
 _UNSAFE = "Unsafe"
-_KINDS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
+_KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 _NO_ROWS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # beside the rows that `datasets` saves
-_BATCH = 256
 _FIX = (
-    "give a directory with the splits train and ref: train.jsonl and ref.jsonl, .json or .parquet, or what "
+    "give a directory with the splits train and ref: train.jsonl and ref.jsonl, or .parquet, or what "
     "datasets' save_to_disk wrote"
 )
 
@@ -239,28 +238,6 @@ def _jsonl(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"{file}:{line}", record
 
 
-def _json(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Read a list of objects, or JSON Lines by that name."""
-    with file.open("rb") as stream:
-        begin = stream.read(1 << 10).lstrip()
-    if not begin.startswith(b"["):
-        yield from _jsonl(file)
-        return
-    try:
-        rows = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(
-            f"{file}: expected JSON, found: {first_line(error)}", fix="copy the file again"
-        ) from None
-    for row, record in enumerate(rows):
-        where = f"{file}: row {row}"
-        if not isinstance(record, dict):
-            raise CorpusError(
-                f"{where} is {shortened(repr(record), 40)} (expected an object)", fix="copy the file again"
-            )
-        yield where, record
-
-
 def _table(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Read Parquet, or the stream of Arrow that `datasets` saves; damage is a CorpusError."""
     try:
@@ -270,21 +247,18 @@ def _table(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     except ImportError:
         raise require_extra("pyarrow", "parquet") from None
     kind = _kind(file).capitalize()
-    row = 0
     try:
-        if kind == "Parquet":
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(_BATCH)
-        else:
-            stream = pyarrow.ipc.open_stream(str(file))
-            batches = (each.slice(at, _BATCH) for each in stream for at in range(0, each.num_rows, _BATCH))
-        for batch in batches:
-            for record in batch.to_pylist():
-                yield f"{file}: row {row}", record
-                row += 1
+        found = (
+            pyarrow.parquet.read_table(file)
+            if kind == "Parquet"
+            else pyarrow.ipc.open_stream(str(file)).read_all()
+        )
+        for row, record in enumerate(found.to_pylist()):
+            yield f"{file}: row {row}", record
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise CorpusError(
             f"{file}: expected a readable {kind} file, found: {first_line(error)}", fix="copy the file again"
         ) from None
 
 
-_READERS = {"jsonl": _jsonl, "json": _json, "parquet": _table, "arrow": _table}
+_READERS = {"jsonl": _jsonl, "parquet": _table, "arrow": _table}

@@ -1,4 +1,4 @@
-"""The unsteered model where steering begins: states, losses and highest logits of chunks, computed once."""
+"""The unsteered model where steering begins: states, losses and highest logits of chunks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import numpy as np
 import torch
 
 from stride_cli.data.batches import Batch, ChunkReader
-from stride_cli.operators.spaces import reads_input
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.research.paper.losses import fidelity_loss
-
-_KEPT_BYTES = 512 << 20  # of states and highest logits; a larger corpus's are made anew at every visit
-_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -48,50 +44,23 @@ class BaseStates:
     steered : SteeredModel      whose layer and spaces say where steering begins
     chunks : ChunkReader
     top : int           how many of the highest logits at each position are wanted (0: none)
-    visits : int        how many chunks will be asked for, repetitions counted: with two a chunk or more, and
-                        512 MB of memory to hold them, everything is computed in one pass at the beginning
 
     Attributes
     ----------
     losses : (n,) float32      mean nats per scored token; NaN where not computed yet
-    kept : bool                whether that pass was made
     """
 
-    def __init__(self, steered: SteeredModel, chunks: ChunkReader, *, top: int, visits: int) -> None:
+    def __init__(self, steered: SteeredModel, chunks: ChunkReader, *, top: int) -> None:
         self._steered, self._model = steered, steered.model
         self._top = min(top, self._model.vocab_size)
         self.losses = np.full(chunks.n_chunks, np.nan, dtype=np.float32)
-        probe = self._compute(chunks.batch(np.arange(1))).hidden
-        tokens = int(chunks.lengths.sum())
-        each = probe.shape[-1] * probe.element_size() + self._top * (4 + 8)
-        self.kept = (
-            visits >= 2 * chunks.n_chunks and tokens * each <= _KEPT_BYTES and not reads_input(steered.spaces)
-        )
-        if not self.kept:
-            return
-        self._starts = np.concatenate([[0], np.cumsum(chunks.lengths)])
-        self._hidden = probe.new_zeros(tokens, probe.shape[-1])
-        self._values = torch.zeros(tokens, self._top, device=self._model.device)
-        self._tokens = torch.zeros(tokens, self._top, dtype=torch.int64, device=self._model.device)
-        for batch in chunks.batches(_BATCH_TOKENS):
-            entered = self._compute(batch)
-            final = self._final(entered)
-            self.losses[batch.rows] = self._losses_of(entered, final)
-            values, best = self._highest_of(final) if self._top else (None, None)
-            for position, row in enumerate(batch.rows.tolist()):
-                here, stop = int(self._starts[row]), int(self._starts[row + 1])
-                self._hidden[here:stop] = entered.hidden[position, : stop - here]
-                if values is not None and best is not None:
-                    self._values[here : stop - 1] = values[position, : stop - here - 1]
-                    self._tokens[here : stop - 1] = best[position, : stop - here - 1]
 
     def enter(self, batch: Batch) -> Entered:
         """Run chunks to where steering begins."""
-        if not self.kept:
-            return self._compute(batch)
         ids = batch.ids.to(self._model.device)
-        hidden = self._padded(self._hidden, batch, ids.shape[1])
-        return Entered(hidden, None, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
+        hidden, inputs = self._steered.entry_states(ids)
+        inputs = None if inputs is None else inputs[:, :-1]
+        return Entered(hidden, inputs, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
 
     def losses_of(self, batch: Batch, entered: Entered) -> np.ndarray:
         """Compute the loss (B,) float64 of each chunk without steering."""
@@ -101,27 +70,11 @@ class BaseStates:
             self.losses[batch.rows[unknown]] = self._losses_of(few, self._final(few))
         return self.losses[batch.rows].astype(np.float64)
 
-    def highest(self, batch: Batch, entered: Entered) -> tuple[torch.Tensor, torch.Tensor]:
+    @torch.no_grad()
+    def highest(self, entered: Entered) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the highest logits at each position, float32, and their tokens: (B, T − 1, m) each."""
-        if not self.kept:
-            return self._highest_of(self._final(entered))
-        length = batch.ids.shape[1]
-        values, tokens = (self._padded(table, batch, length) for table in (self._values, self._tokens))
-        return values[:, :-1], tokens[:, :-1]
-
-    def _padded(self, table: torch.Tensor, batch: Batch, length: int) -> torch.Tensor:
-        """Take the rows' entries of a table (tokens, ·): (B, T, ·), zero behind a row's end."""
-        found = table.new_zeros(len(batch.rows), length, table.shape[1])
-        for position, row in enumerate(batch.rows.tolist()):
-            here, stop = int(self._starts[row]), int(self._starts[row + 1])
-            found[position, : stop - here] = table[here:stop]
-        return found
-
-    def _compute(self, batch: Batch) -> Entered:
-        ids = batch.ids.to(self._model.device)
-        hidden, inputs = self._steered.entry_states(ids)
-        inputs = None if inputs is None else inputs[:, :-1]
-        return Entered(hidden, inputs, ids[:, :-1], ids[:, 1:], batch.weights[:, 1:].to(self._model.device))
+        values, tokens = self._model.logits(self._final(entered)).float().topk(self._top, dim=-1)
+        return values, tokens
 
     @torch.no_grad()
     def _final(self, entered: Entered) -> torch.Tensor:
@@ -133,8 +86,3 @@ class BaseStates:
         found = fidelity_loss(self._model.token_losses(final, entered.targets), entered.weights)
         losses: np.ndarray = found.cpu().numpy()
         return losses
-
-    @torch.no_grad()
-    def _highest_of(self, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, tokens = self._model.logits(final).float().topk(self._top, dim=-1)
-        return values, tokens

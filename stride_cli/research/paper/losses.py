@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-STABILITY_VARIANTS = ("kl", "logit", "norm")
-
 
 def fidelity_loss(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of each row over its scored tokens (paper, L_fid; mean instead of sum over tokens).

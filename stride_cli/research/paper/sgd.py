@@ -144,10 +144,7 @@ def fit_sgd(
     sketches = _sketch(row_offsets, row_members, chunks.n_chunks, settings)
     seen = np.zeros(chunks.n_chunks, dtype=np.uint8)
     curves = {name: np.zeros(settings.steps) for name in CURVES}
-    each = settings.subsets_per_step * (settings.fidelity_batch + settings.stability_batch) + 1
-    base = BaseStates(
-        steered, chunks, top=0 if settings.variant == "norm" else settings.top, visits=settings.steps * each
-    )
+    base = BaseStates(steered, chunks, top=0 if settings.variant == "norm" else settings.top)
 
     # 3. What an interrupted run has left
     first, saved = 0, SavedState(None if scratch is None else scratch / "sgd.pt", save_seconds)
@@ -292,7 +289,7 @@ def _step_losses(
         final, logit, shift = _steer(steered, entered, gate)
         top, moved = None, shift
         if settings.variant != "norm":
-            top, tokens = base.highest(piece, entered)
+            top, tokens = base.highest(entered)
             moved = model.uncapped_logits(final, tokens).float()
             moved = model.soft_cap(sum((added.gather(-1, tokens) for added in logit), moved))
         losses = stability_loss(settings.variant, top, moved, shift, entered.weights)

@@ -59,6 +59,8 @@ class TuneRecord(SettingsRecord):
         "what was (with --dry-run, would be) written: a line of section.key: value each; empty where nothing "
         "is gained by other settings",
     ]
-    path: Annotated[str, "where they were written; empty with --dry-run, or where there are none"]
+    path: Annotated[
+        str, "where they were written; empty with --dry-run, without any, and where there is a file"
+    ]
     next: Annotated[str, "the command that puts them to use; empty where nothing has to be fitted anew"]
     seconds: TuneSeconds

@@ -14,7 +14,6 @@ import numpy as np
 
 from index_format.durable import make_directory, replace_file
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import StrideError, UsageError
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.options import entries
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace
 
 # in the order in which they are swept: what matters most comes first
-DIMENSIONS = ("space", "layer", "damping", "rank", "subsets", "degree")
+DIMENSIONS = ("space", "layer", "damping", "rank")
 _SCHEMA = "stride.trial/1"
 _ERRORS = 2  # standard errors that a setting has to gain: one is exceeded by chance in one trial of six
 
@@ -154,12 +153,12 @@ def trial_key(
     workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
 ) -> str:
     """Hash what decides a trial: settings with their defaults filled in, λ, target, index, version."""
-    own = {name: value for name, value in settings.items() if name not in ("subsets", "degree")}
+    own = dict(settings)
     if not layer_matters(settings):
         own["layer"] = None
     resolved = asdict(resolve_settings(ClosedOptions(**own), workspace.model, workspace.index))
     index = workspace.index
-    design = [settings.get("subsets"), settings.get("degree"), index.n_subsets, index.degree]
+    design = [index.n_subsets, index.degree]
     prints = index.attributes["fingerprints"]
     parts = [resolved, design, index.seed, list(lambdas), target.digest, prints, __version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -257,11 +256,6 @@ def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
 
 def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
     """Raise UsageError where a value to try cannot be."""
-    for name in ("subsets", "degree"):
-        for value in grid.get(name, ()):
-            if value < 1:
-                raise UsageError(f"a {name} of {value} is below 1", fix=f"give positive values of {name}")
-            entries(BuildOptions)["n_subsets" if name == "subsets" else name].check(value)
     for name in ("layer", "rank", "damping"):
         for value in grid.get(name, ()):
             entries(ClosedOptions)[name].check(value)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from stride_cli.research.tuning.records import SettingsRecord, TrialRecord, TuneRecord
 
 _HELD_OUT = 48
-_WRITTEN = ("space", "layer", "rank", "damping")  # the others are of an index
 _GRIDS: dict[Kind, dict[str, list[Any]]] = {
     "language": {
         "space": ["residual-matrix+logit", "residual-matrix"],
@@ -81,9 +80,6 @@ def tune_index(
     start = {name: options.start.get(name) for name in DIMENSIONS}
     start["space"] = start["space"] or default_space(workspace)
     grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
-    for name, usual_value in (("subsets", workspace.index.n_subsets), ("degree", workspace.index.degree)):
-        if name in grid:  # the index's own design is asked for by naming none
-            grid[name] = [None if value == usual_value else value for value in grid[name]]
     # 2. what trials are judged by
     place = workspace.index.directory.with_name(workspace.index.directory.name + ".tuning")
     begun = time.perf_counter()
@@ -120,14 +116,11 @@ def tune_index(
     before = first.at(usual if usual in first.lambdas else first.lambdas[first.best])
     own, shown = workspace.index, resolved(best.settings, workspace)
     settings = {
-        f"train.{name}": best.settings[name] for name in _WRITTEN if best.settings[name] != start[name]
+        f"train.{name}": best.settings[name] for name in DIMENSIONS if best.settings[name] != start[name]
     }
     following = f"stride train --index {own.path} --overwrite" if settings else ""
     if settings or ratio != usual:
         settings["query.lambda_ratio"] = ratio
-    if (shown["subsets"], shown["degree"]) != (own.n_subsets, own.degree):
-        design = f"--subsets {shown['subsets']} --degree {shown['degree']}"
-        following = f"build the index anew with {design}, then stride train"
     means = mean_records({"score": scores, "gain": scores - before}, seed=workspace.seed, name="tuning")
     record: TuneRecord = {
         "schema": "stride.tune/1",
@@ -288,8 +281,8 @@ def resolved(settings: Mapping[str, Any], workspace: Workspace) -> SettingsRecor
         "rank": settings["rank"],
         # a classifier's training time stands in for damping unless one is given
         "damping": shown("damping", plain.damping if plain.time is None else None),
-        "subsets": shown("subsets", workspace.index.n_subsets),
-        "degree": shown("degree", workspace.index.degree),
+        "subsets": workspace.index.n_subsets,
+        "degree": workspace.index.degree,
     }
 
 

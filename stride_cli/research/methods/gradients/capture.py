@@ -337,7 +337,7 @@ def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Laye
     def note(module: nn.Module, args: Any, output: Any) -> None:
         seen.setdefault(module, in_head)
 
-    linear = [module for module in names if _sizes(module) is not None]
+    linear = [module for module in names if layer_sizes(module) is not None]
     chosen = [module for module in linear if not isinstance(module, nn.Embedding) or module is embedding]
     with ExitStack() as hooks, torch.no_grad():
         for module in chosen:
@@ -348,13 +348,13 @@ def _layers_run(model: AttributableModel, probe: Batch, bias: bool) -> list[Laye
         model.logits(final[:, :1])
     layers = []
     for module, is_head in seen.items():
-        n_in, n_out = _sizes(module) or (0, 0)
+        n_in, n_out = layer_sizes(module) or (0, 0)
         extra = int(bias and getattr(module, "bias", None) is not None)
         layers.append(Layer(names[module], module, n_in + extra, n_out, is_head))
     return layers
 
 
-def _sizes(module: nn.Module) -> tuple[int, int] | None:
+def layer_sizes(module: nn.Module) -> tuple[int, int] | None:
     """Give (in, out) of a layer whose weight gradient is Σ δ ⊗ a; None for any other."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features

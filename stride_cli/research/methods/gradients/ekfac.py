@@ -15,6 +15,12 @@ import torch
 from torch import Tensor
 
 from stride_cli.options import option, takes
+from stride_cli.research.methods.gradients.gauss_newton import (
+    as_matrices,
+    as_rows,
+    conjugate_gradients,
+    gauss_newton,
+)
 from stride_cli.research.methods.gradients.graddot import Preconditioned, preconditioned_scores
 from stride_cli.research.methods.gradients.kronecker import corrected_curvature
 from stride_cli.research.methods.gradients.passes import (
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
 
+SOLVERS = ("factors", "cg")
+
 
 @dataclass(frozen=True)
 class EKFACOptions(ProductOptions):
@@ -38,6 +46,8 @@ class EKFACOptions(ProductOptions):
     draws: int = option(1, "Sets of labels that are drawn.", low=1)
     checkpoints: str | None = option(None, "Models, separated by |; default: the index's.")
     rates: str | None = option(None, "A weight for each, separated by |; default: its learning rate.")
+    solve: str = option("factors", "F in factors, or exact, by conjugate gradients.", choices=SOLVERS)
+    steps: int = option(20, "Of the conjugate gradients: passes over the corpus.", low=1)
 
 
 class EKFAC:
@@ -48,6 +58,9 @@ class EKFAC:
     queries, whose products with those of the corpus are then exact. Of several checkpoints, each has its own
     gradients and curvature, and the influences are summed. Default layers: "mlp" for language, as in the
     publication, "all" for classifiers.
+
+    With `solve=cg` F is the exact Gauss–Newton matrix of all chosen layers together: conjugate gradients,
+    which the factors precondition, as in ASTRA (Wang et al. 2025, arXiv:2507.14740). γ stays as it is.
 
     Raises
     ------
@@ -96,11 +109,32 @@ class EKFAC:
 
     def _preconditioned(self, number: int) -> Preconditioned:
         curvature, inverses = self._curvatures[number], self._inverses[number]
-        return Preconditioned(
-            self._open(number),
-            lambda layer, matrices: curvature[layer].scaled(matrices, inverses[layer]),
-            self.checkpoints[number].rate,
-        )
+        passes = self._open(number)
+
+        def factored(matrices: dict[int, Tensor]) -> None:
+            for layer, own in matrices.items():
+                matrices[layer] = curvature[layer].scaled(own, inverses[layer])
+
+        def solved(matrices: dict[int, Tensor]) -> None:
+            layers, chunks = passes.capture.layers, self._task.chunks
+            means = [
+                each.values.mean().expand(layer.size) for each, layer in zip(curvature, layers, strict=True)
+            ]
+            damping = self.options.damping * torch.cat(means)
+
+            def precondition(rows: Tensor) -> Tensor:
+                own = as_matrices(rows, layers)
+                factored(own)
+                return as_rows(own)
+
+            def product(rows: Tensor) -> Tensor:
+                return gauss_newton(passes, chunks, rows) + damping * rows
+
+            found = conjugate_gradients(product, precondition, as_rows(matrices), self.options.steps)
+            matrices.update(as_matrices(found, layers))
+
+        apply = solved if self.options.solve == "cg" else factored
+        return Preconditioned(passes, apply, self.checkpoints[number].rate)
 
 
 def _damped_inverse(values: Tensor, damping: float) -> Tensor:

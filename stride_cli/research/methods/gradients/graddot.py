@@ -171,12 +171,12 @@ class Preconditioned:
 
     Attributes
     ----------
-    apply : callable         (layer, (Q, n_out, n_in) float32) → the same shape
+    apply : callable         transforms the queries' matrices, layer → (Q, n_out, n_in) float32, in place
     weight : float           of the model's products in the sum over models
     """
 
     passes: Passes
-    apply: Callable[[int, Tensor], Tensor]
+    apply: Callable[[dict[int, Tensor]], None]
     weight: float = 1.0
 
 
@@ -204,8 +204,7 @@ def preconditioned_scores(
         for number, open_model in enumerate(models, 1):
             model = open_model()
             bank = QueryBank(model.passes, queries, start, stop)
-            for layer in bank.matrices:
-                bank.matrices[layer] = model.apply(layer, bank.matrices[layer])
+            model.apply(bank.matrices)
             named = title if len(models) == 1 else f"{title} {number}/{len(models)}"
             scores += np.float32(model.weight) * bank.dot_corpus(model.passes, workspace, named)
             del bank, model  # before there are the next: each may take all of the room

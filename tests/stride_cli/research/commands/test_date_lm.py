@@ -48,7 +48,7 @@ KINDS = [{**TEXTS, "type": kind} for kind in ("Benign", "Unsafe", "Benign")]
 )
 def test_causes_of_each_task(tmp_path: Path, task: str, train: list, ref: list, expected: dict) -> None:
     write(tmp_path / "set/train.jsonl", train)
-    (tmp_path / "set/ref.json").write_text(json.dumps(ref))
+    write(tmp_path / "set/ref.json", ref)
     found = convert(tmp_path / "set", tmp_path / "out")
     assert (found.task, found.n_train, found.n_ref) == (task, len(train), len(ref))
     queries = lines(found.queries)
@@ -99,7 +99,6 @@ def _set(folder: Path, train: list[Any], ref: list[Any]) -> Path:
         (FACTS, [FACTS[0], {"facts": ["a"], "prompt": "x"}], "ref.jsonl:2: 'response' is missing"),
         (FACTS, [FACTS[2]], "no row of ref has a cause in train"),
         (KINDS[1:2], [TEXTS], "ref.jsonl:1: all 1 rows of train are its causes"),
-        ([[1]], FACTS, "train.json: row 0 is 1 (expected an object)"),
     ],
 )
 def test_bad_sets_are_told_with_file_row_and_remedy(

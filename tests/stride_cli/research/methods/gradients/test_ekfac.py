@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from stride_cli.research.methods.gradients.ekfac import EKFAC
-from stride_cli.research.methods.gradients.passes import Passes
+from stride_cli.research.methods.gradients.gauss_newton import gauss_newton
+from stride_cli.research.methods.gradients.passes import Passes, open_capture
+from tests.stride_cli.research.methods.gradients.conftest import language_task
 from tests.stride_cli.research.methods.gradients.scored import scored
 
 
@@ -81,3 +83,44 @@ def test_eigenvalues_are_of_other_labels_than_their_basis(nanochat_task, monkeyp
     EKFAC(draws=draws).fit(nanochat_task)
     basis, values = drawn["EK-FAC: covariances"], drawn["EK-FAC: eigenvalues"]
     assert len(set(basis)) == len(set(values)) == draws and not set(basis) & set(values)
+
+
+def test_conjugate_gradients_find_the_exact_solution(softmax):
+    """Of a softmax regression, whose Gauss–Newton matrix is its Hessian; factors alone are far from it."""
+    method = EKFAC(solve="cg", steps=30, layers="all")
+    found = scored(method, softmax.task, softmax.queries)
+    gamma = 0.1 * float(method._curvatures[0][0].values.mean())
+    exact = softmax.influence(softmax.ggn + gamma * torch.eye(len(softmax.ggn), dtype=torch.float64))
+    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3 * np.abs(exact).max())
+    factored = scored(EKFAC(layers="all"), softmax.task, softmax.queries)
+    assert np.abs(factored - exact).max() > 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_products_are_those_of_all_layers_together(gpt2_task, reduction):
+    """Two layers with biases, whose matrix is not block-diagonal, against Jacobians row by row."""
+    task = language_task(gpt2_task.model.model, 3)
+    model, chunks, capture = task.model, task.chunks, open_capture(task, r"h\.1\.mlp")
+    modules = [layer.module for layer in capture.layers]
+    parameters = [each for module in modules for each in (module.weight, module.bias)]
+    dense = torch.zeros(capture.n_parameters, capture.n_parameters)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    for row in range(3):
+        batch = chunks.batch(np.arange(row, row + 1))
+        at = torch.nonzero(batch.weights[0, 1:]).flatten()
+        logits = model.logits(model.continue_from(model.hidden(batch.ids, 0), 0))[0, at]
+        for token in logits:
+            rows = []
+            for each in token:  # every layer as (n_out, n_in), its bias the last column
+                own = torch.autograd.grad(each, parameters, retain_graph=True)
+                pairs = zip(own[::2], own[1::2], strict=True)
+                rows.append(torch.cat([torch.cat([w.T, b[:, None]], 1).flatten() for w, b in pairs]))
+            jacobian, p = torch.stack(rows), token.detach().softmax(-1)
+            share = 1 / len(at) if reduction == "mean" else 1.0
+            dense += share * jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    vectors = torch.randn(2, capture.n_parameters, generator=torch.Generator().manual_seed(0))
+    found = gauss_newton(Passes(capture, 16, reduction, seed=0), chunks, vectors)
+    torch.testing.assert_close(found, vectors @ dense / 3, rtol=1e-3, atol=1e-4)
