@@ -58,6 +58,7 @@ def on_files(files: Any, config: Any) -> Any:
         if path.is_file():
             made[page] = relinked(_page_of(path), source, page)
     made["reference/settings.md"], made["reference/schema.md"] = _settings_page(), _schema_page()
+    made["reference/paper.md"] = relinked(_paper_page(), "docs/reference/paper.md", "reference/paper.md")
     for name, command in _root().commands.items():
         made[f"reference/cli-{name}.md"] = _command_page(command, f"stride {name}")
     for page, text in made.items():
@@ -238,6 +239,44 @@ def _commands_table() -> str:
         shown = f"[stride {name}]({page})" + (f" {', '.join(below)}" if below else "")
         rows.append([shown, _plain(command.get_short_help_str(limit=200))])
     return markdown(rows)
+
+
+def _paper_page() -> str:
+    """For each table of the paper: what has a record on our models, and which command fills an empty cell."""
+    from tests.benchmarks import figures
+
+    parts = [
+        "# The paper's tables",
+        "What of each table has a record on the models of this project, and which commands fill an empty "
+        "cell. METHOD is the one in the second column; WORK is what the script before has made. The last "
+        "commands are for the paper's sizes, on a machine with a GPU; none of those has a record. Figures are "
+        "LDS (Spearman) with the standard error over queries, loss, α = 0.5.",
+    ]
+    for entry in json.loads((ROOT / "docs/paper.json").read_text(encoding="utf-8")):
+        parts += [f"## {entry['table']}", entry["about"]]
+        suites, results = entry.get("suites", {}), "../../tests/benchmarks/results"
+        if suites:
+            heads = [f"[{heading}]({results}/{suite}.jsonl)" for heading, suite in suites.items()]
+            rows = [["", "METHOD", *heads]]
+            for label, specs in entry["methods"].items():
+                for field in entry.get("field", ["spearman"]):
+                    cells = [_measured(figures, specs, suite, field) for suite in suites.values()]
+                    named = f"{label}: {field}" if "field" in entry else label
+                    rows.append([named, f"`{specs[0]}`", *cells])
+            parts.append(figures.markdown(rows))
+        parts += [f"- [{what}]({results}/{name}.jsonl)" for what, name in entry.get("records", {}).items()]
+        parts.append(
+            "```sh\n" + "\n".join([*entry["fill"], "", "# at the paper's size", *entry["at_size"]]) + "\n```"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured(figures: Any, specs: list[str], suite: str, field: str) -> str:
+    """The record's mean ± standard error of the first of the methods that has one; empty without."""
+    for spec in specs:
+        for found in figures.pick(suite, method=spec)[:1]:
+            return f"{figures.figure(found[field]['mean'])} ± {figures.figure(found[field]['se'])}"
+    return ""
 
 
 def _settings_page() -> str:

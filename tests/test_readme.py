@@ -409,6 +409,28 @@ def test_the_site_has_what_its_pages_link_to() -> None:
     )
 
 
+def test_the_papers_tables_name_commands_records_and_methods_that_are_there() -> None:
+    from stride_cli.research.methods.registry import open_method
+
+    hooks = runpy.run_path(str(ROOT / "docs/hooks.py"))
+    page, entries = hooks["_paper_page"](), json.loads((ROOT / "docs/paper.json").read_text(encoding="utf-8"))
+    assert page.count("| .496 ± .029 |") == 2 and "| .034 ± .024 |" in page and len(entries) == 10
+    for entry in entries:
+        for name in (*entry.get("suites", {}).values(), *entry.get("records", {}).values()):
+            assert figures.records(name)
+        for spec in (spec for specs in entry.get("methods", {}).values() for spec in specs):
+            open_method(spec)
+        for line in (*entry["fill"], *entry["at_size"]):
+            program, *words = shlex.split(line)
+            if program != "stride":
+                assert (ROOT / program).is_file(), line
+                continue
+            command = hooks["_root"]()
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            command.make_context("stride", words)
+
+
 def test_links_of_pages_lead_to_files() -> None:
     for page in [*figures.pages(), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
