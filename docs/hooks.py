@@ -249,8 +249,8 @@ def _paper_page() -> str:
         "# The paper's tables",
         "What of each table has a record on the models of this project, and which commands fill an empty "
         "cell. METHOD is the one in the second column; WORK is what the script before has made. The last "
-        "commands are for the paper's sizes, on a machine with a GPU; none of those has a record. Figures are "
-        "LDS (Spearman) with the standard error over queries, loss, α = 0.5.",
+        "commands are for the paper's sizes, on a machine with a GPU; none of those has a record. Figures "
+        "are LDS (Spearman) with the standard error over queries, loss, α = 0.5.",
     ]
     for entry in json.loads((ROOT / "docs/paper.json").read_text(encoding="utf-8")):
         parts += [f"## {entry['table']}", entry["about"]]
