@@ -146,7 +146,6 @@ def close(found: Any, expected: Any) -> None:
 
 
 def test_removal_and_its_resumption(run, measured: Path) -> None:
-
     copy = measured / "removal.stride"
     shutil.copytree(measured / "run.stride", copy)
     line = f"evaluate removal --index {copy} --method tfidf --top 12.5% --limit 2 --seeds 1 --draws 1"

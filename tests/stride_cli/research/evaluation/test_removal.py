@@ -62,7 +62,6 @@ def test_removal_measures_what_was_removed(influence: np.ndarray, tmp_path: Path
     assert advantage["low"] > 0
     seeds = large.to_record("mine", options, seed=0)["advantage_seeds"]
     each = (large.attributed - large.random).mean(axis=1)
-    assert seeds["mean"] == pytest.approx(each.mean())
     assert seeds["se"] == pytest.approx(np.ptp(each) / 2) and seeds["low"] < advantage["mean"] < seeds["high"]
     again = list(measure_removal(trainer, tops, [2, 10], [5, 6], options, store=tmp_path, seed=1))
     assert trainer.trained == 2 * (1 + 2 * (QUERIES + 3))  # everything was kept

@@ -86,14 +86,12 @@ def test_eigenvalues_are_of_other_labels_than_their_basis(nanochat_task, monkeyp
 
 
 def test_conjugate_gradients_find_the_exact_solution(softmax):
-    """Of a softmax regression, whose Gauss–Newton matrix is its Hessian; factors alone are far from it."""
+    """Of a softmax regression, whose Gauss–Newton matrix is its Hessian."""
     method = EKFAC(solve="cg", steps=30, layers="all")
     found = scored(method, softmax.task, softmax.queries)
     gamma = 0.1 * float(method._curvatures[0][0].values.mean())
     exact = softmax.influence(softmax.ggn + gamma * torch.eye(len(softmax.ggn), dtype=torch.float64))
     np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3 * np.abs(exact).max())
-    factored = scored(EKFAC(layers="all"), softmax.task, softmax.queries)
-    assert np.abs(factored - exact).max() > 0.05 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -101,8 +99,7 @@ def test_products_are_those_of_all_layers_together(gpt2_task, reduction):
     """Two layers with biases, whose matrix is not block-diagonal, against Jacobians row by row."""
     task = language_task(gpt2_task.model.model, 3)
     model, chunks, capture = task.model, task.chunks, open_capture(task, r"h\.1\.mlp")
-    modules = [layer.module for layer in capture.layers]
-    parameters = [each for module in modules for each in (module.weight, module.bias)]
+    parameters = [each for layer in capture.layers for each in (layer.module.weight, layer.module.bias)]
     dense = torch.zeros(capture.n_parameters, capture.n_parameters)
     for parameter in parameters:
         parameter.requires_grad_(True)
