@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_a_trainers_run_is_retrained_by_its_own_loop(tmp_path: Path, monkeypatch
     """The guide's function, with LoRA: losses are those that transformers computes of the models it made."""
     trl, peft = pytest.importorskip("trl"), pytest.importorskip("peft")
     import torch
-    from transformers import set_seed
+    from transformers import AutoModelForCausalLM, set_seed
 
     from stride_cli import StrideCallback, api
     from tests.stride_cli.training.test_trainer_tokens import ROWS, datasets, make_tokenizer
@@ -266,6 +267,11 @@ def test_a_trainers_run_is_retrained_by_its_own_loop(tmp_path: Path, monkeypatch
     assert left[0] == set(range(10)) and left[1] == left[0] - hits and len(left[2]) == 7
     exec(compile(block, "block.py", "exec"), names)  # again: nothing is trained
     assert len(made) == 13 and names["found"]["runs"] == runs
+    # a path is a model too: that of the base, which has the same loss in every run
+    line: Any = ("run.stride", "The guardian of", names["top"], names["check"])
+    same = api.verify_hit(*line, retrain=lambda stays, seed: Path("base"))["runs"]
+    loss = AutoModelForCausalLM.from_pretrained("base")(ids, labels=labels).loss.item()
+    assert [run["loss"] for run in same] == pytest.approx([loss] * 12, abs=1e-4)
     for wrong, said in ((lambda stays, seed: None, "returned NoneType"), (print, "source of retrain")):
         with pytest.raises(UsageError, match=said):
             api.verify_hit("run.stride", "The town of", names["top"], names["check"], retrain=wrong)
