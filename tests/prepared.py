@@ -176,13 +176,7 @@ class Prepared:
         return self.folder
 
     def script(
-        self,
-        words: Sequence[str],
-        place: Path | None = None,
-        *,
-        code: int = 0,
-        stdin: str = "",
-        **settings: str,
+        self, words: Sequence[str], place: Any = None, code: int = 0, stdin: str = "", **settings: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a directory, with these `stride` and `python`; it has to end with this code."""
         paths = {"PATH": f"{self.tools()}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

@@ -267,7 +267,6 @@ def test_a_trainers_run_is_retrained_by_its_own_loop(tmp_path: Path, monkeypatch
     assert left[0] == set(range(10)) and left[1] == left[0] - hits and len(left[2]) == 7
     exec(compile(block, "block.py", "exec"), names)  # again: nothing is trained
     assert len(made) == 13 and names["found"]["runs"] == runs
-    # a path is a model too: that of the base, which has the same loss in every run
     line: Any = ("run.stride", "The guardian of", names["top"], names["check"])
     same = api.verify_hit(*line, retrain=lambda stays, seed: Path("base"))["runs"]
     loss = AutoModelForCausalLM.from_pretrained("base")(ids, labels=labels).loss.item()
