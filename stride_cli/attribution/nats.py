@@ -17,11 +17,11 @@ influences come to. What it depends on is the share f of all influence that is t
 which is half of c at f = h. Where a model trained from scratch has learnt nothing by heart, the straight
 line fits better, and is kept.
 
-A forecast has an interval that holds nine in ten single rises. Each part is left out under a seed of its own,
-and forecast by a scale that is fitted on the others. What forecasts miss, by their size, makes intervals
-(cross-conformal prediction: Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015). They hold for
-responses like these, for parts of a tenth, and on average over seeds, as all pairs of a seed share its luck;
-for single documents they are extrapolated, as forecasts are, and larger ones have none.
+A climb's forecast has an interval that holds nine in ten single rises; a line's held too few, and has none.
+Each part is left out under a seed of its own, and forecast by a scale fitted on the others. What forecasts
+miss makes intervals (cross-conformal prediction: Vovk, Annals of Mathematics and Artificial Intelligence 74,
+2015). They hold for responses like these, for parts of a tenth, and on average over seeds, as all pairs of a
+seed share its luck; for single documents they are extrapolated, as forecasts are, and larger ones have none.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Nats:
     pairs: int = key("rises of a response's loss that it was found by")
     band: list[list[float]] | None = key(
         "rows of a forecast and the ends of the interval that holds nine in ten single rises; between rows, "
-        "of (end − forecast) / (|forecast| + half the width of the narrowest); null: not known",
+        "of (end − forecast) / (|forecast| + half the width of the narrowest); null: not known, or linear",
         default=None,
         optional=True,
     )
@@ -113,9 +113,9 @@ class CalibrationRecord(TypedDict):
 
 def scale_of(record: Mapping[str, Any]) -> Nats:
     """Read a scale as its record has it; an older index lacks keys. KeyError, TypeError: it is none."""
-    known: dict[str, Any] = {name: record.get(name) for name in ("ceiling", "half", "band")}
+    known: dict[str, Any] = {name: record.get(name) for name in ("ceiling", "half")}
     known |= {name: record[name] for name in ("slope", "error", "correlation", "models", "pairs")}
-    return Nats(**known)
+    return Nats(**known, band=record.get("band") if known["ceiling"] else None)
 
 
 def _climb(share: Any, half: Any) -> Any:
@@ -163,7 +163,7 @@ def choose_scale(sums: np.ndarray, totals: np.ndarray, measured: np.ndarray, *, 
     heart : whether the model may have learnt by heart: there may be a ceiling
     """
     found = _fit(sums, totals, measured, heart)
-    if len(sums) < 2:
+    if len(sums) < 2 or found.ceiling is None:
         return found
     # each part and its seed is forecast by what the others tell
     others = [np.delete(np.arange(len(sums)), part) for part in range(len(sums))]

@@ -103,19 +103,19 @@ def _trained(random: np.random.Generator, heart: bool) -> tuple[np.ndarray, ...]
     return shares * totals, totals, luck * rises * np.exp(random.normal(0.0, 0.35, rises.shape)) + error
 
 
-@pytest.mark.parametrize("heart", [True, False])
-def test_nine_in_ten_rises_lie_in_the_interval_of_their_forecast(heart: bool) -> None:
+def test_nine_in_ten_rises_lie_in_the_interval_of_their_forecast() -> None:
     """Of other parts, responses and seeds than the scale was found by; not so within the scale's error."""
+    assert choose_scale(*_trained(np.random.default_rng(0), False), heart=False).interval(1.0) == (None, None)
     held, large, error = [], [], []
     for number in range(12):
-        random = np.random.default_rng([number, heart])
-        scale = choose_scale(*_trained(random, heart), heart=heart)
-        sums, totals, rises = _trained(random, heart)
+        random = np.random.default_rng([number, True])
+        scale = choose_scale(*_trained(random, True), heart=True)
+        sums, totals, rises = _trained(random, True)
         forecasts = scale.rise(sums, totals, np.inf)
         low, high = np.vectorize(scale.interval)(forecasts)
         held.append((low <= rises) & (rises <= high))
         large.append(held[-1][forecasts > np.quantile(forecasts, 0.8)].mean())
-        error.append(np.abs(rises / forecasts - 1) < scale.error / (scale.slope or scale.ceiling))
+        error.append(np.abs(rises / forecasts - 1) < scale.error / scale.ceiling)
     assert 0.85 < np.mean(held) < 0.95 and 0.85 < np.mean(large) < 0.95 and np.mean(error) < 0.3
 
 
