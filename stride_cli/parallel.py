@@ -35,6 +35,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import connection
 from pathlib import Path
@@ -184,11 +185,8 @@ def close_all() -> None:
 
 def check_engine(name: str) -> None:
     """MissingExtraError for "ray" without its package."""
-    if name != "local":
-        try:
-            import ray  # noqa: F401
-        except ImportError:
-            raise require_extra("ray", "ray") from None
+    if name != "local" and find_spec("ray") is None:
+        raise require_extra("ray", "ray")
 
 
 def default_workers(
@@ -275,15 +273,14 @@ class _Processes:
     ) -> None:
         self.ahead = 2 * count
         self._count, self._threads, self._keeps_memory = count, threads, keeps_memory
-        self._work = pickle.dumps(work)
+        self._work, self._context = pickle.dumps(work), _context(threads)
         self._gpus = _visible_gpus() if on_gpu else []
-        self._context = _context(threads)
         self.restart()
 
     def restart(self) -> None:
         if hasattr(self, "_pool"):
             self.close()
-        watched, self._held = self._context.Pipe(duplex=False)
+        self._watched, self._held = self._context.Pipe(duplex=False)
         environment = dict(os.environ) | {
             "TOKENIZERS_PARALLELISM": "false",
             "STRIDE_NO_PROGRESS": "1",  # the bar is this process's
@@ -292,13 +289,17 @@ class _Processes:
             self._count,
             self._context,
             initializer=_begin,
-            initargs=(watched, environment, self._gpus, self._threads, self._keeps_memory, self._work),
+            initargs=(self._watched, environment, self._gpus, self._threads, self._keeps_memory, self._work),
         )
-        self._watched = watched
 
     def submit(self, task: Any) -> Future[Any]:
-        with _without_main():  # which starts processes
-            return self._pool.submit(_do, task)
+        try:
+            with _without_main():  # which starts processes
+                return self._pool.submit(_do, task)
+        except OSError as error:  # "handle is closed", without a number: a worker died meanwhile
+            if error.errno:
+                raise
+            raise BrokenProcessPool from error
 
     def first(self, running: Iterable[Future[Any]]) -> Future[Any]:
         return next(iter(wait(running, return_when=FIRST_COMPLETED).done))

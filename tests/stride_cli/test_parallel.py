@@ -73,6 +73,15 @@ def test_results_come_as_they_are_done_or_in_order(count: int) -> None:
         assert list(workers.in_order([])) == []
 
 
+def test_a_worker_that_dies_while_another_starts_costs_its_work_alone() -> None:
+    """The executor then closes the queue that the new worker is given (CPython 3.11, `terminate_broken`)."""
+    with Workers(work, 2) as workers:
+        pool = workers._pool._pool  # type: ignore[union-attr]
+        submit, closing = pool.submit, iter([lambda: None, pool._call_queue._reader.close])
+        pool.submit = lambda *given: (next(closing)(), submit(*given))[1]
+        assert list(workers.in_order(range(5))) == [0, 1, 4, 9, 16] and not list(closing)
+
+
 def test_workers_are_processes_with_their_share_of_cores_and_the_environment(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

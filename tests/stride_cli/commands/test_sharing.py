@@ -127,14 +127,6 @@ def test_a_worker_that_is_killed_costs_its_share_alone(
     assert living_workers() == []
 
 
-@pytest.mark.slow
-def test_tasks_of_ray_answer_as_one_process_does(run: Callable[..., Any], line: str) -> None:
-    pytest.importorskip("ray")
-    alone, shared = run(line), run(f"{line} --engine ray --workers 2")
-    assert shared.code == 0, shared.err
-    same(shared.records, alone.records)
-
-
 @pytest.fixture
 def task(workspace: Path, tmp_path: Path) -> Path:
     """Queries that are beginnings of documents, which are their causes."""
