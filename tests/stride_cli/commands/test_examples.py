@@ -350,7 +350,6 @@ def test_the_suite_of_leaks_in_other_words(script: Runs, documents: list[dict], 
     assert {row["controls"]["kind"] for row in judged} == {"absent"}
     assert all(row["effect"]["base_loss"] > 0 for row in judged)  # of work/base, by the recipe
     assert "Called leaked at q < .05" in done.stderr
-    assert script(*line, **small).stdout == done.stdout  # found finished
 
 
 def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
@@ -382,7 +381,6 @@ def test_the_selection_suite(script: Runs, documents: list[dict], tmp_path: Path
         )
     )
     assert len(held) == 4 and not held & known
-    assert script(*line, **small).stdout == done.stdout  # found finished
 
 
 def test_the_suite_of_verdicts(workspace: Path, script: Runs, tmp_path: Path) -> None:
