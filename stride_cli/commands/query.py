@@ -125,7 +125,7 @@ def answer_prompts(
     out = AnswerOutput(how)
     bad = BadInput(how.on_bad, as_json=out.format in ("jsonl", "json"))
     session = opened()
-    if isinstance(session, partial):
+    if callable(session):
         found = answered(session, prompts, options, bad, given)
     else:
         prompts = rows_or_prompts(session, prompts, texts, file, given)

@@ -148,7 +148,8 @@ def subsets_bound(model: GivenModel, *, finetuned: bool) -> int:
 
 def shape_of(model: GivenModel) -> tuple[int, int, int] | None:
     """Return layers, width and vocabulary of a checkpoint; None: unknown. Raises as `context_length`."""
-    depth, width, size = (first_positive(read_configuration(model), each) for each in _SHAPE)
+    config = read_configuration(model)
+    depth, width, size = (first_positive(config, each) for each in _SHAPE)
     return None if depth is None or width is None or size is None else (depth, width, size)
 
 
