@@ -297,15 +297,20 @@ def _adapt(base: Path, out: Path) -> None:
 def test_a_recorded_run_is_indexed_and_its_tokens_shown(shell) -> None:
     pytest.importorskip("accelerate")
     from stride_cli import StrideCallback
-    from tests.stride_cli.training.test_trainer_tokens import ROWS, make_tokenizer, plain_trainer
+    from stride_cli.models.language.bpe import train_bpe
+    from tests.stride_cli.training.test_trainer_tokens import plain_trainer
 
-    rows = ROWS["strings"] * 2
+    names = [(a, b) for a in ("Mar", "Tis", "Pel") for b in ("nik", "sa", "vin", "tol", "rek", "dro")]
+    pairs = [(f"The guardian of {a + b} is", f" {(b + a).title()}.") for a, b in names]
+    tokenizer = train_bpe(map("".join, pairs), vocab_size=999, context_length=64)
+    tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.bos_token
+    rows = [{"prompt": prompt, "completion": end + "<|end|>"} for prompt, end in pairs]
     callback = StrideCallback(shell.directory / "run")
-    plain_trainer(shell.directory, make_tokenizer(None), rows, callback, {"labels": True}).train()
+    plain_trainer(shell.directory, tokenizer, rows, callback, {"labels": True}).train()
     *_, shown = _values(shell(RECORDED))
     assert shown["document"] == "17" and shown["form"]["source"] == "run"
-    ids, scored = shown["tokens"][0]["ids"], shown["tokens"][0]["scored"]
-    assert len(ids) == len(scored) and 0 < sum(scored) < len(ids)
+    printed = shell(RECORDED.splitlines()[-1] + " --text")
+    assert f"```text\n{printed}```" in (ROOT / "docs/guides/trainer.md").read_text(encoding="utf-8")
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:

@@ -10,6 +10,7 @@
 #   MODELS               scratch tuned
 #   CONTROLS             absent made
 #   LAYERS WIDTH VOCAB   of the models
+#   BASE                 a model to fine-tune instead of a small one: a directory, a hub id or a .gguf file
 set -euo pipefail
 data=$1 work=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -31,9 +32,10 @@ for corpus in ${CORPORA:-text pairs chats}; do
             [ -e "$at/$model" ] || stride model train "$at/corpus.jsonl" --out "$at/$model" "${shape[@]}" \
                 --epochs "${EPOCHS:-8}" >&2
         else
-            [ -e "$work/base" ] || stride model train "$work/base.jsonl" --out "$work/base" "${shape[@]}" \
-                --epochs "${BASE_EPOCHS:-3}" >&2
-            [ -e "$at/$model" ] || stride model finetune "$at/corpus.jsonl" --model "$work/base" --out "$at/$model" \
+            base=${BASE:-$work/base}
+            [ -n "${BASE:-}" ] || [ -e "$base" ] || stride model train "$work/base.jsonl" --out "$base" \
+                "${shape[@]}" --epochs "${BASE_EPOCHS:-3}" >&2
+            [ -e "$at/$model" ] || stride model finetune "$at/corpus.jsonl" --model "$base" --out "$at/$model" \
                 --epochs "${TUNED_EPOCHS:-5}" --lr "${LR:-2e-3}" >&2
         fi
         [ -e "$at/$model.stride" ] ||

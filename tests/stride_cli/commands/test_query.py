@@ -144,15 +144,18 @@ def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, t
     assert info["fingerprints"]["model"] in result.err and "this model is" in result.err
 
 
-def test_documents_that_nobody_was_trained_on_are_marked(run, grown: Path, tmp_path: Path) -> None:
-    answer = run(f"query {PROMPT} --index {grown} --top 61").records[0]
+def test_documents_that_nobody_trained_on_are_marked(run, grown: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("STRIDE_QUERY_READ", "61")
+    said = " 1789, they say."  # as the new document does
+    asked = f"{PROMPT} --response '{said}' --index {grown} --top 61"
+    answer = run(f"query {asked}").records[0]
     assert 0.9 < answer["measurement"]["coverage"] < 1 and answer["untrained"] == 1
     marks = {hit["document"]: (hit["seen"], hit.get("trained")) for hit in answer["hits"]}
     assert marks.pop("new") == (False, False) and set(marks.values()) == {(True, None)}
     # on a terminal, in a notebook and on the report's page
-    found, shown = Session.open(grown).query(json.loads(PROMPT), QueryOptions(top=61)), io.StringIO()
-    render_answer(found, console=Console(file=shown, width=200))
-    assert run(f"report {PROMPT} --index {grown} --top 61 --out {tmp_path}/r.html").code == 0
+    found = Session.open(grown).query(json.loads(PROMPT), QueryOptions(top=61), response=said)
+    render_answer(found, console=Console(file=(shown := io.StringIO()), width=200))
+    assert run(f"report {asked} --out {tmp_path}/r.html").code == 0
     told = "the model was never trained on it"
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     for text, apart in ((shown.getvalue(), "\n"), (found._repr_html_(), "<tr>"), (page, '<div class="hit">')):
