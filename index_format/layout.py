@@ -29,7 +29,7 @@ class ArraySpec:
     ----------
     path : str              group/name
     dtypes : tuple          the NumPy dtypes it may have; on disk always little-endian
-    shape : tuple           sizes: integers, or expressions in n, T, D, K, d, I, X; ("...",) = any shape
+    shape : tuple           sizes: integers, or expressions in n, T, D, K, d, I, X, Y; ("...",) = any shape
     required : bool         whether every index (or every group of this kind) has it
     meaning : str
     derived : bool          computed from other arrays, hence not taken over by an append
@@ -53,7 +53,7 @@ class AttributeSpec:
 
 
 _ANY = ("...",)
-# Sizes: n chunks, T tokens, D documents, K subsets, d subsets of a chunk, I bytes of ids, X bytes of text
+# Sizes: n chunks, T tokens, D documents, K subsets, d of a chunk, I bytes of ids, X of text, Y of titles
 # fmt: off
 _SPECS = (
     ArraySpec("corpus/tokens", ("uint16", "uint32"), ("T",), True, "token ids, chunk after chunk"),
@@ -69,9 +69,10 @@ _SPECS = (
     ArraySpec("corpus/document_id_bytes", ("uint8",), ("I",), True, "UTF-8 of all document ids, joined"),
     ArraySpec("corpus/document_id_offsets", ("int64",), ("D+1",), True,
         "id of document j is document_id_bytes[document_id_offsets[j] : document_id_offsets[j+1]]"),
+    ArraySpec("corpus/title_bytes", ("uint8",), ("Y",), False, "UTF-8 of documents' titles; empty: none"),
+    ArraySpec("corpus/title_offsets", ("int64",), ("D+1",), False, "as document_id_offsets; both or neither"),
     ArraySpec("corpus/text_bytes", ("uint8",), ("X",), False, "UTF-8 of all documents' texts, joined"),
-    ArraySpec("corpus/text_offsets", ("int64",), ("D+1",), False,
-        "as document_id_offsets; both or neither present"),
+    ArraySpec("corpus/text_offsets", ("int64",), ("D+1",), False, "as document_id_offsets; both or neither"),
     ArraySpec("design/columns", ("uint16", "uint32"), ("n", "d"), True,
         "the subsets of chunk i, ascending, distinct, below K; uint32 where K > 65536"),
     ArraySpec("design/row_offsets", ("int64",), ("K+1",), True,
@@ -104,9 +105,7 @@ ARRAYS: dict[str, ArraySpec] = {spec.path: spec for spec in _SPECS}
 
 ATTRIBUTES: dict[str, AttributeSpec] = {
     "format_version": AttributeSpec((int,), True, f"{FORMAT_VERSION}; written by the writer"),
-    "build_key": AttributeSpec(
-        (str,), True, "digest of all that determined the build; written by the writer"
-    ),
+    "build_key": AttributeSpec((str,), True, "digest of what determined the build; written by the writer"),
     "shard_bytes": AttributeSpec((int,), True, "largest chunk file, in bytes; written by the writer"),
     "seed": AttributeSpec((int,), True, "seed of the design"),
     "n_subsets": AttributeSpec((int,), True, "K"),
@@ -173,8 +172,9 @@ def check_arrays(
         for name, spec in ARRAYS.items()
         if spec.required and name not in shapes and "*" not in name
     ]
-    if ("corpus/text_bytes" in shapes) != ("corpus/text_offsets" in shapes):
-        wrong.append("corpus/text_bytes and corpus/text_offsets must both be present or both be absent")
+    for name in ("corpus/title", "corpus/text"):
+        if (f"{name}_bytes" in shapes) != (f"{name}_offsets" in shapes):
+            wrong.append(f"{name}_bytes and {name}_offsets must both be present or both be absent")
     if wrong:
         return wrong
     sizes = {
@@ -185,6 +185,7 @@ def check_arrays(
         "d": degree,
         "I": shapes["corpus/document_id_bytes"][0],
         "X": shapes.get("corpus/text_bytes", (0,))[0],
+        "Y": shapes.get("corpus/title_bytes", (0,))[0],
     }
     for name, shape in shapes.items():
         spec = find_spec(name)

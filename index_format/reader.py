@@ -214,12 +214,14 @@ class Index:
 
     def document_id(self, document: int) -> str:
         """The id that the corpus gave document number `document`."""
-        self._check_number("document", document, self.n_documents)
         return self._text("corpus/document_id", document)
+
+    def document_title(self, document: int) -> str:
+        """The title that the corpus gave document number `document`; "": none, or it is the id."""
+        return self._text("corpus/title", document) if self.has("corpus/title_bytes") else ""
 
     def document_text(self, document: int) -> str | None:
         """The text of a document; None where the index was built without texts."""
-        self._check_number("document", document, self.n_documents)
         return self._text("corpus/text", document) if self.has("corpus/text_bytes") else None
 
     def document_chunks(self, document: int) -> range:
@@ -307,10 +309,9 @@ class Index:
         group = name.partition("/")[0]
         arrays = self._group(group).arrays
         if name not in arrays:
+            fix = "build the index again with settings that keep it"
             if group in STAGE_GROUPS:
                 fix = self._stage_fix(group, ", with settings that keep it")
-            else:
-                fix = "build the index again with settings that keep it"
             raise StageMissing(f"index {self.path} has no array {name}", fix=fix)
         return arrays[name]
 
@@ -332,6 +333,7 @@ class Index:
         return first, last
 
     def _text(self, prefix: str, document: int) -> str:
+        self._check_number("document", document, self.n_documents)
         first, last = self._pair(f"{prefix}_offsets", document)
         try:
             return bytes(self._view(f"{prefix}_bytes")[first:last]).decode()
@@ -372,8 +374,9 @@ def offset_ends(index: Index) -> dict[str, int]:
         "corpus/document_offsets": index.n_chunks,
         "corpus/document_id_offsets": index.shape("corpus/document_id_bytes")[0],
     }
-    if index.has("corpus/text_offsets"):
-        ends["corpus/text_offsets"] = index.shape("corpus/text_bytes")[0]
+    for name in ("corpus/title", "corpus/text"):
+        if index.has(f"{name}_offsets"):
+            ends[f"{name}_offsets"] = index.shape(f"{name}_bytes")[0]
     return ends
 
 

@@ -86,7 +86,7 @@ class IndexWriter(Build):
 
         Parameters
         ----------
-        prefix : str      "corpus/document_id" or "corpus/text"
+        prefix : str      "corpus/document_id", "corpus/title" or "corpus/text"
         values : sequence of str; UnicodeEncodeError where one has a lone surrogate
         """
         encoded = [value.encode() for value in values]
@@ -136,9 +136,8 @@ class IndexWriter(Build):
     def _populate(self) -> None:
         files, digest = read_manifest(self.path)
         if digest != self._extends:
-            raise IndexDamaged(
-                f"{self.path} has changed while an append to it began", fix="rerun the command"
-            )
+            changed = f"{self.path} has changed while an append to it began"
+            raise IndexDamaged(changed, fix="rerun the command")
         index = Index.open(self.path)
         for group in ROOT_GROUPS:
             for name in index.names(group):

@@ -13,7 +13,7 @@ The code behind them, in the order in which a document and a prompt pass through
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,9 @@ from stride_cli.data.query_files import as_query
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.demo.demo_model import demo_corpus, prepare_demo
 from stride_cli.errors import CorpusError, ModelError, QueryError, StrideError, UsageError
-from stride_cli.models.spec import ModelSpec
+from stride_cli.models.spec import GivenModel, ModelSpec
 from stride_cli.operators.options import ClosedOptions, FitRunOptions, SgdOptions, TrainOptions
+from stride_cli.options import at_border
 from stride_cli.output import quiet
 from stride_cli.permissions import Permissions
 from stride_cli.prove.options import HitOptions, HitQuestion
@@ -41,14 +42,11 @@ from stride_cli.training.index_build import build_index, build_index_of_run
 from stride_cli.training.index_fit import fit_index
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.nats import CalibrationRecord
     from stride_cli.audit.judge import Finding
     from stride_cli.data.queries import Query
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.models.spec import GivenModel
     from stride_cli.schema.train_records import TrainRecord
     from stride_cli.schema.verify_records import VerifyHitRecord
-    from stride_cli.training.command_trainer import Retrain
 
 Where = str | Path | RemotePath | WorkspacePath | Index | Session
 # fmt: off
@@ -57,14 +55,15 @@ __all__ = [
     "FitRunOptions", "Hit", "HitOptions", "IndexFormatError", "IndexMismatch", "IndexNotFound", "ModelError",
     "ModelSpec", "Permissions", "QueryError", "QueryOptions", "ReadOptions", "Session", "SgdOptions",
     "SharingOptions", "StrideError", "TrainOptions", "UsageError", "WorkspacePath", "as_query", "audit",
-    "build", "build_index", "build_index_of_run", "calibrate", "demo_corpus", "fit_index", "open",
+    "build", "build_index", "build_index_of_run", "demo_corpus", "fit_index", "open",
     "open_model", "prepare", "prepare_demo", "query", "quiet", "train", "verify_hit",
 ]
 # fmt: on
 
-build = build_index
+build = at_border('build("corpus.jsonl", model="model", out="run.stride")')(build_index)
 
 
+@at_border('train("run.stride")')
 def train(
     where: Where,
     options: TrainOptions | None = None,
@@ -92,6 +91,7 @@ def train(
     return fitted
 
 
+@at_border('open("run.stride")')
 def open(where: Where, *, recalibrate: bool = False) -> Session:
     """Open an index, with its model and operators, for queries.
 
@@ -106,6 +106,7 @@ def open(where: Where, *, recalibrate: bool = False) -> Session:
     return Session.open(place.index, model=place.model, recalibrate=recalibrate)
 
 
+@at_border('query("run.stride", "The French Revolution began in")')
 def query(where: Where, prompt: str | Query, options: QueryOptions | None = None, **given: Any) -> Answer:
     """Rank the training documents behind one response; of several prompts, `open` the index once.
 
@@ -114,11 +115,7 @@ def query(where: Where, prompt: str | Query, options: QueryOptions | None = None
     return open(where).query(prompt, options, **given)
 
 
-def calibrate(where: Where, options: CalibrationOptions | None = None) -> CalibrationRecord:
-    """Ask prompts about which no corpus says anything: see `Session.calibrate`."""
-    return open(where, recalibrate=True).calibrate(options)
-
-
+@at_border('audit("run.stride", "benchmark.jsonl")')
 def audit(
     where: Where,
     benchmark: str | Path,
@@ -139,6 +136,7 @@ def audit(
     )[1]
 
 
+@at_border('verify_hit("run.stride", "The French Revolution began in", documents=["doc-1"])')
 def verify_hit(
     where: Where,
     prompt: str | Query | Sequence[Mapping[str, Any]],
@@ -148,7 +146,7 @@ def verify_hit(
     response: str | None = None,
     span: str | None = None,
     documents: Sequence[str] | None = None,
-    retrain: Retrain | None = None,
+    retrain: Callable[..., Any] | None = None,
 ) -> VerifyHitRecord:
     """Retrain without a query's top documents, and without as many random ones, to see if its loss rises.
 
@@ -184,12 +182,9 @@ def verify_hit(
 
 
 def as_place(where: Where) -> WorkspacePath:
-    """Name the workspace of an index; a UsageError where it is none of what `Where` names."""
+    """Name the workspace of an index."""
     if isinstance(where, WorkspacePath):
         return where
     opened = where.index if isinstance(where, Session) else where
     path = opened.path if isinstance(opened, Index) else opened
-    if not isinstance(path, str | Path | RemotePath):
-        found = type(where).__name__
-        raise UsageError(f"an index is {found} (expected its path, or a Session)", fix='open("run.stride")')
     return WorkspacePath(locate(path))

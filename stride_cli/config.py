@@ -154,16 +154,6 @@ def _nearest(name: str, known: list[str]) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
-def kernel_cache_setting() -> Setting:
-    """Describe where compiled kernels are kept: no setting of stride.yaml, but users look for it."""
-    from stride_cli.startup import kernel_cache
-
-    place = kernel_cache()
-    source = "NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "default"
-    value = None if place is None else str(place)
-    return {"schema": "stride.setting/1", "key": "kernels.directory", "value": value, "source": source}
-
-
 def read_file(path: Path) -> dict[str, Any]:
     """``stride.yaml`` as section.key → value; empty where there is none."""
     if not path.is_file():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 EXIT_DONE = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
@@ -60,6 +63,14 @@ class StorageError(StrideError, OSError):
 
 class MissingExtraError(StrideError, ImportError):
     """An optional dependency is not installed; names the extra."""
+
+
+def required(module: str, extra: str, package: str = "") -> Any:
+    """Import a module of an optional dependency; MissingExtraError names the extra that brings it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise require_extra(package or module.partition(".")[0], extra) from None
 
 
 def require_extra(module: str, extra: str) -> MissingExtraError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from stride_cli.errors import CorpusError, StrideError, UsageError, first_line, require_extra
+from stride_cli.errors import CorpusError, StrideError, UsageError, first_line, required
 
 HUB = "hf://"  # what addresses of the hub begin with
 _ADDRESS = re.compile(
@@ -72,10 +72,7 @@ def hub_api() -> Any:
     ------
     MissingExtraError
     """
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise require_extra("huggingface_hub", "datasets") from None
+    huggingface_hub = required("huggingface_hub", "datasets")
     huggingface_hub.utils.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()

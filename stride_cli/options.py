@@ -7,20 +7,24 @@ value, which is made wherever it comes from: every dataclass of options is an `O
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import math
 import os
+import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from stride_cli.errors import UsageError
 
 _KEY = "option"
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 MORE = "More"  # the panel of what is not asked for every day
 CORPUS = "How a corpus is read"
 PAPER = "The paper's fit (--fit sgd), for research"
@@ -226,6 +230,45 @@ class Options:
         return cls() if options is None else options
 
 
+def at_border(example: str) -> Callable[[Verb], Verb]:
+    """Refuse arguments of other types than a function's annotations name; `example` is a call that works."""
+
+    def decorate(verb: Verb) -> Verb:
+        signature, names = inspect.signature(verb), vars(builtins) | inspect.unwrap(verb).__globals__
+
+        @functools.wraps(verb)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name, value in signature.bind_partial(*args, **given).arguments.items():
+                hint = str(signature.parameters[name].annotation)
+                if not _is_of(value, hint, names):
+                    wanted = re.sub(r"\w+", lambda word: _written(names.get(word[0]), word[0]), hint)
+                    found = f"{name} is {reprlib.repr(value)} (expected {wanted})"
+                    raise UsageError(f"{example.partition('(')[0]}: {found}", fix=example)
+            return verb(*args, **given)
+
+        return cast(Verb, checked)
+
+    return decorate
+
+
+def _is_of(value: Any, hint: str, names: Mapping[str, Any]) -> bool:
+    """Check a value against a hint as it is written; a name that is not imported stands for any class."""
+    for part in re.split(r" \| (?![^\[]*\])", hint):
+        name, _, inner = part.partition("[")
+        kind: Any = type(None) if name == "None" else names.get(name)
+        fits = kind is Any or (isinstance(value, kind) if kind else type(value).__module__ != "builtins")
+        if name == "Sequence":
+            fits = fits and not isinstance(value, str) and all(_is_of(v, inner[:-1], names) for v in value)
+        if fits:
+            return True
+    return False
+
+
+def _written(kind: Any, name: str) -> str:
+    """Write an alias of several types as these."""
+    return " | ".join(each.__name__ for each in get_args(kind)) if isinstance(kind, UnionType) else name
+
+
 def own(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Select the fields of this dataclass among values by name."""
     return {name: value for name, value in given.items() if name in entries(cls)}
@@ -254,27 +297,3 @@ def refuse_foreign(
         if name in foreign and name not in known and value not in (None, foreign[name].default):
             shown = called(name, foreign[name].flag)
             raise UsageError(f"{shown} is an option {because}", fix=f"leave out {shown}, or {otherwise}")
-
-
-def takes(*classes: type, leave_out: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Gives a function that takes ``**given`` the options of these dataclasses in its signature."""
-
-    def decorate(function: Any) -> Any:
-        signature = inspect.signature(function)
-        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        known, keyword = entries(*classes).items(), inspect.Parameter.KEYWORD_ONLY
-        declared = {name: each for name, each in known if name not in leave_out and each.about.help}
-        for name, entry in declared.items():
-            if name not in signature.parameters:
-                kinds = " | ".join("None" if k is NoneType else k.__name__ for k in entry.kinds)
-                parameters.append(inspect.Parameter(name, keyword, default=entry.default, annotation=kinds))
-        function.__signature__ = signature.replace(parameters=parameters)
-        function.declared = declared
-        return function
-
-    return decorate
-
-
-def declared_options(cls: type) -> Mapping[str, Entry]:
-    """The options that `takes` has given a class's constructor."""
-    return getattr(vars(cls).get("__init__"), "declared", {})

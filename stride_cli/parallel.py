@@ -273,7 +273,7 @@ class _Processes:
     ) -> None:
         self.ahead = 2 * count
         self._count, self._threads, self._keeps_memory = count, threads, keeps_memory
-        self._work, self._context = pickle.dumps(work), _context(threads)
+        self._work, self._context = pickle.dumps(work), worker_context(threads)
         self._gpus = _visible_gpus() if on_gpu else []
         self.restart()
 
@@ -324,7 +324,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _context(threads: int) -> Any:
+def worker_context(threads: int) -> Any:
     """On Linux processes are forked from one that has only imported; elsewhere each imports by itself.
 
     The first call decides how many threads libraries have that read it from the environment.

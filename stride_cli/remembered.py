@@ -67,12 +67,7 @@ def recorded_path(path: str | Path, index: str | Path) -> str:
 
 
 def find_recorded(recorded: str, index: Location) -> str | None:
-    """Find a recorded path (or glob) on this machine; None where nothing is there.
-
-    Parameters
-    ----------
-    index : path of the index, also of a zip file in its place; beside a URL there is nothing
-    """
+    """Find a recorded path (or glob) on this machine; None where nothing is there, as beside a URL."""
     return next((place for place in recorded_places(recorded, index) if _exists(place)), None)
 
 

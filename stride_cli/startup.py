@@ -51,21 +51,13 @@ def keep_imported() -> None:
     called right after imports: a cycle that is garbage by then stays until the process ends.
     """
     if _own_process:
-        freeze()
-
-
-def freeze() -> None:
-    """Take all objects there are out of the collector's sight until the process ends.
-
-    Then they are in its sight again where triton is loaded, which reports (by nanobind) what outlives the
-    interpreter as leaked. Elsewhere they stay out of it: to walk over them at the end takes a second.
-    """
-    gc.freeze()
-    atexit.unregister(_thaw)
-    atexit.register(_thaw)
+        gc.freeze()
+        atexit.unregister(_thaw)
+        atexit.register(_thaw)
 
 
 def _thaw() -> None:
+    """Let triton's objects be collected at the end: nanobind reports them as leaked. All take a second."""
     if "triton" in sys.modules:
         gc.unfreeze()
 

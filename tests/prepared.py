@@ -191,7 +191,7 @@ class Prepared:
 
 def _prepare() -> None:
     """Import what is slow to import; compute nothing, so that there are no threads that a fork would lose."""
-    from stride_cli.startup import freeze, share_cores
+    from stride_cli.startup import keep_imported, own_process, share_cores
 
     share_cores()
     from stride_cli.commands.app import command_line
@@ -205,7 +205,8 @@ def _prepare() -> None:
     for name in ("AutoModelForCausalLM", "NanoChatForCausalLM", "PreTrainedTokenizerFast"):
         getattr(transformers, name)  # imported when first asked for
     os.fsync = lambda fd: None  # a killed process loses nothing that it has written: only a dead machine does
-    freeze()
+    own_process()
+    keep_imported()
 
 
 def _serve(address: str) -> dict[str, Any]:

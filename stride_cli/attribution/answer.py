@@ -89,7 +89,7 @@ class Answer:
     passages : dict                    chunk number → its sentence that carries its influence
     carried : bool                     False: `Session.with_passages` finds passages that carry the influence
     solution : Solution                the influences of all chunks, and their certificate
-    document_ids : dict                document number → id
+    document_ids, titles : dict        document number → id, and title, "" where it has none
     labels : dict                      chunk number → label, of a classifier's rows
     responses : (K,) float64 or None   what the subsets answered, nats
     measured : (K,) float64 or None    y, of which the recovery explains all but ``solution.residual``
@@ -113,6 +113,7 @@ class Answer:
     carried: bool = True
     solution: Solution
     document_ids: dict[int, str]
+    titles: dict[int, str] = field(default_factory=dict)
     labels: dict[int, str] = field(default_factory=dict)
     responses: Any = None
     measured: Any = None
@@ -296,6 +297,7 @@ class Answer:
         return replace(
             found,
             name=name,
+            title=self.titles.get(found.document) or None,
             influence=influence,
             low=low,
             high=high,
@@ -325,7 +327,7 @@ class Answer:
 
     def __repr__(self) -> str:
         said = one_line(shortened(f"{self.query.prompt}{self.query.response}", 200))
-        strongest = ", ".join(f"{hit.name} {share_text(hit.share)}" for hit in self.hits[:3])
+        strongest = ", ".join(f"{hit.title or hit.name} {share_text(hit.share)}" for hit in self.hits[:3])
         return f"{said}\nverdict: {self.word}\ndocuments: {strongest or 'none'}"
 
     def _repr_html_(self) -> str:

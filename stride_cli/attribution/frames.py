@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from stride_cli.characters import html_text, shortened
-from stride_cli.errors import require_extra
+from stride_cli.errors import required
 from stride_cli.schema import json_schema
 from stride_cli.schema.answer_records import VERDICTS, AnswerOfHit, sections
 
@@ -54,10 +54,7 @@ def frame(answer: Mapping[str, Any]) -> Any:
     Raises:
         MissingExtraError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise require_extra("pandas", "frames") from None
+    pandas = required("pandas", "frames")
     rows, shared = list(hit_rows(answer)), AnswerOfHit.__annotations__
     columns = {name: dtype for name, dtype in hit_columns().items() if name not in shared}
     made = pandas.DataFrame(
@@ -76,7 +73,7 @@ def html_table(answer: Mapping[str, Any]) -> str:
     for heading, hits, quiet in sections(answer):
         rows = [_row("th", ["", heading, *([] if quiet else ["share", "influence"]), "passage"])]
         for hit in hits:
-            name = hit["document"] + (f" ({hit['label']})" if "label" in hit else "")
+            name = hit.get("title", hit["document"]) + (f" ({hit['label']})" if "label" in hit else "")
             name += " (the model was never trained on it)" if hit.get("trained") is False else ""
             share = "" if hit["backfilled"] else share_text(hit["share"])
             numbers = [] if quiet else [share, influence_text(hit, unit)]

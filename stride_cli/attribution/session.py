@@ -488,6 +488,7 @@ class Session:
             ),
             seconds=cast("AnswerSeconds", {**asked.seconds, "rank": ended - start}),
             document_ids={each: self.index.document_id(each) for each in numbers},
+            titles={each: self.index.document_title(each) for each in numbers},
             labels=labels,
             responses=measured.responses[0],
             measured=measured.y[0],

@@ -27,7 +27,6 @@ from stride_cli.corpus.readers import ReadOptions
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from index_format.location import Location
     from stride_cli.api import Answer, Session
     from stride_cli.schema.train_records import TrainEstimateRecord
 
@@ -96,10 +95,10 @@ def ask(
             "a corpus for stride ask is in files, which it reads again to see what has changed (found -)",
             fix="stride index build - --model MODEL, then stride train and stride query",
         )
-    place = replace(where, index=index or beside(corpus, ".stride"))
+    place, session = replace(where, index=index or beside(corpus, ".stride")), None
 
     def opened() -> Session:
-        nonlocal place
+        nonlocal place, session
         if not local_directory(place.index).exists():
             if train:
                 made = _trained(corpus, place.model.place, reading, device=place.model.device)
@@ -111,7 +110,7 @@ def ask(
                     "one trained on it first, add --train",
                 )
         try:
-            return api.prepare(
+            session = api.prepare(
                 [corpus],
                 place,
                 reading=reading,
@@ -120,6 +119,7 @@ def ask(
                 say=note,
                 before=lambda estimate: note(_sentence(estimate)),
             )
+            return session
         except IndexMismatch as error:
             if place.model.place is None:
                 raise
@@ -133,22 +133,20 @@ def ask(
     # a bad record and a bad prompt are told alike
     reading = replace(reading, on_bad="error" if how.on_bad == "error" else "skip")
     last = answer_prompts(prompts or [], file, question, options, how, opened)
-    if last is not None and question == QuestionOptions() and not options.chat and not how.pool:
-        _next(last, place.index)
+    if session and last is not None and question == QuestionOptions() and not options.chat and not how.pool:
+        _next(last, session)
 
 
-def _next(answer: Answer, where: Location) -> None:
+def _next(answer: Answer, session: Session) -> None:
     """Name the command that puts an answer to the test, where its model can be trained again."""
-    from index_format.reader import Index
     from stride_cli.models.language.language_recipe import read_recipe
-    from stride_cli.models.loading import path_of_model
 
-    sure = answer.verdict is not None and answer.verdict.word != "guessing"
-    if not sure or not answer.supporters or read_recipe(path_of_model(Index.open(where))) is None:
+    path, sure = session.model.path, answer.verdict is not None and answer.verdict.word != "guessing"
+    if not sure or not answer.supporters or path is None or read_recipe(path) is None:
         return
     # three trainings of each set tell a rise that is worth it, in less than half of the default's time
     few = ("--seeds", "3", "--random", "2", "--top", "1")
-    place = ("--index", str(where))
+    place = ("--index", str(session.index.path))
     next_step("stride", "verify-hit", answer.query.prompt, *place, *few, why="test it by retraining")
 
 

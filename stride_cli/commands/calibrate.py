@@ -29,7 +29,7 @@ def calibrate(
     from stride_cli import api
     from stride_cli.output import emit, note, wants_json
 
-    record: CalibrationRecord = api.calibrate(api.open(where, recalibrate=True), options)
+    record: CalibrationRecord = api.open(where, recalibrate=True).calibrate(options)
     if wants_json(json):
         emit(record)
         return

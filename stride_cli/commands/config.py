@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from stride_cli.commands.options import Json
 from stride_cli.commands.panels import CommandLine
 
@@ -26,10 +28,15 @@ def show(json: Json = None) -> None:
     Kernels can be kept elsewhere (NUMBA_CACHE_DIR), and their directory can be removed at any time: they are
     compiled again when they are needed.
     """
-    from stride_cli.config import kernel_cache_setting, settings
+    from stride_cli.config import Setting, settings
     from stride_cli.output import emit, wants_json
+    from stride_cli.startup import kernel_cache
 
-    found = [*settings(), kernel_cache_setting()]
+    # no setting of stride.yaml, but users look for it
+    source = "NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "default"
+    value = str(place) if (place := kernel_cache()) else None
+    kernels = Setting(schema="stride.setting/1", key="kernels.directory", value=value, source=source)
+    found = [*settings(), kernels]
     if wants_json(json):
         for setting in found:
             emit(setting)

@@ -33,7 +33,6 @@ from stride_cli.permissions import Permissions
 
 if TYPE_CHECKING:
     from index_format.reader import Index
-    from index_format.verify import Problem
     from stride_cli.schema.index_records import IndexVerifyRecord
 
 app = CommandLine(help="Build an index of a corpus, and look after it.")
@@ -173,9 +172,7 @@ def merge(
     ],
     *,
     out: _Out = Path("run.stride"),
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the index, or an unfinished build, at DIR.")
-    ] = False,
+    overwrite: Annotated[bool, flag_of(entries(BuildOptions)["overwrite"])] = False,
     json: Json = None,
 ) -> None:
     """Join indexes that were built apart: the same as an index built of their corpora, one after the other.
@@ -239,8 +236,13 @@ def verify(index: _Index = None, json: Json = None) -> None:
 
     Manifests find damage, not forgery: to show who made an index, sign its manifests.
     """
+    from index_format.verify import verify as find_problems
+    from stride_cli.corpus.summary import disk_bytes
+
     path = find_index(index)
-    problems = _verified(path)
+    on_disk = disk_bytes(path)
+    with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
+        problems = find_problems(path, progress=lambda read, total: ticker.reach(read / 1e6))
     record: IndexVerifyRecord = {"schema": "stride.index_verify/1", "index": str(path), "whole": not problems}
     as_json = output.wants_json(json)
     if not problems:
@@ -257,16 +259,6 @@ def verify(index: _Index = None, json: Json = None) -> None:
         output.emit({**record, **told}) if as_json else print(one_line(": ".join(told.values())))
     output.note(f"{path} is damaged ({len(problems)} found): restore it from a copy, or build it again")
     raise typer.Exit(errors.EXIT_FOUND)
-
-
-def _verified(path: Location) -> list[Problem]:
-    """Find all that is wrong with an index's bytes, with a progress bar."""
-    from index_format.verify import verify as find_problems
-    from stride_cli.corpus.summary import disk_bytes
-
-    on_disk = disk_bytes(path)
-    with output.progress("verifying", None if on_disk is None else on_disk / 1e6, unit="MB") as ticker:
-        return find_problems(path, progress=lambda read, total: ticker.reach(read / 1e6))
 
 
 @app.command(

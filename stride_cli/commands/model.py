@@ -231,9 +231,8 @@ def _report(trained: Trained, seconds: float, json: bool | None, ending: Ending 
     if ending is not None:
         record["entropy"], record["pairs_alone"] = ending.entropy, ending.alone
         record["speaks"] = ending.warning() is None
-        record["continuations"] = [
-            {"beginning": beginning, "continuation": said} for beginning, said in ending.continuations
-        ]
-    hidden = () if output.wants_json(json) else ("continuations",)  # a person is told them below
-    shown = {name: value for name, value in record.items() if name not in hidden}
-    show_record(shown, json, title="model")
+        if output.wants_json(json):  # a person is told them below
+            record["continuations"] = [
+                {"beginning": beginning, "continuation": said} for beginning, said in ending.continuations
+            ]
+    show_record(record, json, title="model")

@@ -101,7 +101,9 @@ def _hits(
                 line.append(f"{influence_text(hit, record['unit'])} ", style="dim")
             for start, stop in matching_spans(passage.plain, query):
                 passage.stylize("bold yellow", start, stop)
-        line.append(one_line(hit["document"]), style="" if quiet else "bold")
+        line.append(one_line(hit.get("title", hit["document"])), style="" if quiet else "bold")
+        if "title" in hit:
+            line.append(f"  {one_line(hit['document'])}", style="dim")
         if special := "; ".join(told.flags(hit)):
             line.append(f"  {special}", style="" if quiet else "yellow")
         for shown in (line, passage):

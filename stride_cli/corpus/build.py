@@ -395,8 +395,18 @@ def _append(writer: IndexWriter, documents: list[Document], blocks: Blocks, *, s
         write("corpus/tokens", blocks.tokens)
     # 3. documents
     writer.append_strings("corpus/document_id", [document.id for document in documents])
+    append_titles(writer, n_documents, [document.title for document in documents])
     if store_text:
         writer.append_strings("corpus/text", [document.plain_text for document in documents])
+
+
+def append_titles(writer: IndexWriter, before: int, titles: list[str]) -> None:
+    """Append titles of documents from the first title on; the documents before these have empty ones."""
+    begun = writer.length("corpus/title_offsets") > 0
+    if any(titles) and not begun:
+        writer.append("corpus/title_offsets", np.zeros(before + 1, np.int64))
+    if any(titles) or begun:
+        writer.append_strings("corpus/title", titles)
 
 
 def append_suffix_masks(writer: IndexWriter, start: int, stop: int) -> None:
@@ -529,13 +539,9 @@ def _counts(writer: IndexWriter, progress: _Progress, *, skipped: int) -> dict[s
     }
 
 
-def _recorded_sources(sources: Sequence[str], index: str | Path) -> list[str]:
-    named = ((source == "-" or source.startswith(HUB), source) for source in sources)
-    return [source if kept else recorded_path(source, index) for kept, source in named]
-
-
 def _config(sources: Sequence[str], index: str | Path, reading: ReadOptions) -> dict[str, Any]:
-    return {"sources": _recorded_sources(sources, index), "reading": asdict(reading)}
+    named = [each if each == "-" or each.startswith(HUB) else recorded_path(each, index) for each in sources]
+    return {"sources": named, "reading": asdict(reading)}
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:

@@ -13,12 +13,13 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from index_format.durable import storage
+from stride_cli.characters import one_line, shortened
 from stride_cli.errors import CorpusError
 from stride_cli.options import option
 
@@ -94,6 +95,7 @@ FIX_OR_SKIP = "correct the line, or leave such lines out with --on-bad skip"
 EMPTY_CORPUS = hashlib.sha256(b"STRIDE corpus, version 1").hexdigest()
 _MERGED_CORPUS = b"STRIDE corpus, merged, version 1"
 MOST_ID_BYTES = 1 << 20  # ids are held by readers of an index, and written with each hit
+MOST_TITLE = 200  # characters that are kept of one
 # of one conversation: chat templates take time that grows with the square of their number
 MOST_MESSAGES = 10_000
 _MORE = ("tools", "chat_template_kwargs", "trained_on")  # fields that are read and have no other name
@@ -103,9 +105,7 @@ _ALIASES = {
     **dict.fromkeys(("content", "document", "body"), "text"),
     **dict.fromkeys(("conversation", "conversations", "turns"), "messages"),
 }
-_NAME_IDS = (
-    "name the field that holds the ids with --field id=NAME, or number the documents with --number-ids"
-)
+_NAME_IDS = "name the field of the ids with --field id=NAME, or number the documents with --number-ids"
 
 
 class Repeated(dict[str, Any]):
@@ -133,6 +133,7 @@ class Document:
         messages: Each ``{"role": str, "content": str, …}``, whole, as the chat template gets it.
         template: What else the template gets: ``{"tools": […], …}``.
         tokens: Token ids, and first and stop of what is scored, as a trainer had them.
+        title: What people call it; empty: no more than its id.
         source, line: Where it was read; line from 1: the row of a table, 1 for a text file.
     """
 
@@ -143,6 +144,7 @@ class Document:
     messages: tuple[dict[str, Any], ...] | None = None
     template: dict[str, Any] | None = None
     tokens: tuple[list[int], list[list[int]]] | None = None
+    title: str = ""
     source: str = ""
     line: int = 0
 
@@ -211,10 +213,11 @@ class Fields:
     prompt: str = option("prompt", flag="--field prompt=")
     response: str = option("response", flag="--field response=")
     messages: str = option("messages", flag="--field messages=")
+    title: str = option("title", flag="--field title=")
 
     def names(self) -> list[str]:
         """List the names in use."""
-        return [name for name in (self.id, self.text, self.prompt, self.response, self.messages) if name]
+        return [name for name in asdict(self).values() if name]
 
 
 class DocumentParser:
@@ -264,7 +267,10 @@ class DocumentParser:
             if key not in self._known:
                 meant = meant_by(key, self._names)
                 self.unread[key, meant if meant and meant not in record else ""] += 1
-        return Document(id=self._claim(name, source, line), source=source, line=line, **content)
+        name, title = self._claim(name, source, line), _field(record, self.fields.title)
+        if isinstance(title, str) and title != name:
+            content["title"] = shortened(one_line(" ".join(title.split())), MOST_TITLE)
+        return Document(id=name, source=source, line=line, **content)
 
     def text_file(self, text: str, source: str) -> Document:
         """Make a document of a text file, whose name is its id."""

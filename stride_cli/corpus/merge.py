@@ -17,7 +17,7 @@ from index_format.reader import Index
 from index_format.shards import ranges
 from index_format.writer import IndexWriter
 from stride_cli import output
-from stride_cli.corpus.build import append_design, append_suffix_masks, settings_key, storage_errors
+from stride_cli.corpus import build
 from stride_cli.corpus.documents import Document, SeenIds, bad, chained, merged_digest
 from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
@@ -50,8 +50,8 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
     k, d = choose_design(n_chunks, first.design, first.config.get("most_subsets"))
     exact = all(part.holds_documents for part in parts)
     numbered = all(part.numbered for part in parts)
-    key = settings_key({"merged": [part.index.digest for part in parts]})
-    with storage_errors(place), IndexWriter.create(place, build_key=key, overwrite=overwrite) as writer:
+    key = build.settings_key({"merged": [part.index.digest for part in parts]})
+    with build.storage_errors(place), IndexWriter.create(place, build_key=key, overwrite=overwrite) as writer:
         # 1. what could go wrong is found before anything is written
         if not numbered:
             _check_ids(parts, place.parent)
@@ -78,7 +78,7 @@ def merge_indexes(paths: Sequence[str | Location], out: str | Path, *, overwrite
                 writer.commit(state)
         corpus = state["digest"] if exact else merged_digest([part.corpus for part in parts])
         # 3. the subsets of all chunks
-        append_design(writer, n_chunks, n_subsets=k, degree=d, seed=first.index.seed)
+        build.append_design(writer, n_chunks, n_subsets=k, degree=d, seed=first.index.seed)
         attributes = first.index.attributes
         model = attributes.get("model_path")
         # older releases counted less
@@ -242,7 +242,7 @@ def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> 
         "corpus/text_offsets": writer.length("corpus/text_bytes"),
     }
     for name in part.names("corpus"):
-        if numbered and name.startswith("corpus/document_id_"):
+        if name.startswith("corpus/title_") or (numbered and name.startswith("corpus/document_id_")):
             continue
         array = part.array(name)
         begun = name.endswith("_offsets") and writer.length(name) > 0  # of two zeros one counts
@@ -252,13 +252,14 @@ def _copy(writer: IndexWriter, part: Index, *, masked: bool, numbered: bool) -> 
             yield block.nbytes
         if not len(array):
             writer.append(name, np.zeros(0, array.dtype))
-    if numbered:
-        for first, last in ranges(part.n_documents):
+    for first, last in ranges(part.n_documents):
+        build.append_titles(writer, n_documents + first, [*map(part.document_title, range(first, last))])
+        if numbered:
             ids = [str(n_documents + number) for number in range(first, last)]
             writer.append_strings("corpus/document_id", ids)
     if masked and not part.has("corpus/loss_mask"):
         n_chunks = shifts["corpus/document_offsets"]
-        append_suffix_masks(writer, n_chunks, n_chunks + part.n_chunks)
+        build.append_suffix_masks(writer, n_chunks, n_chunks + part.n_chunks)
 
 
 def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from stride_cli import output
 from stride_cli.corpus.documents import bad, listed
 from stride_cli.corpus.options import Share
-from stride_cli.errors import CorpusError, MissingExtraError, first_line, require_extra
+from stride_cli.errors import CorpusError, MissingExtraError, first_line, required
 from stride_cli.hub import HUB, HubAddress, hub_api, hub_errors, split_and_config
 
 Kind = Literal["jsonl", "text", "parquet", "arrow"]
@@ -270,7 +270,8 @@ def _of_split(address: HubAddress) -> list[str]:
     """List the files of a split, which `datasets` finds by names and the card; no code of it runs."""
     config = address.config or None
     try:
-        builder = _datasets().load_dataset_builder(address.repository, config, revision=address.revision)
+        datasets = required("datasets", "datasets")
+        builder = datasets.load_dataset_builder(address.repository, config, revision=address.revision)
     except (ValueError, FileNotFoundError, RuntimeError) as error:  # no such config; no data; only a script
         fix = "name the configuration with ?config=NAME, or files with a path behind the name"
         raise bad(str(address), "a dataset of files", first_line(error), fix) from error
@@ -278,14 +279,6 @@ def _of_split(address: HubAddress) -> list[str]:
     start = f"hf://datasets/{address.repository}@{address.revision}/"
     names = files[_chosen(list(files), address.split, str(address))]
     return [str(name).removeprefix(start) for name in names]
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise require_extra("datasets", "datasets") from None
-    return datasets
 
 
 def _chosen(splits: list[str], wanted: str, where: str) -> str:
@@ -321,7 +314,7 @@ def find_folder(given: str) -> list[Path] | None:
         tables = [sorted(path for path in folder.glob(f"*{suffix}")) for suffix in (".parquet", ".arrow")]
         return tables[0] or tables[1] or None
     try:
-        found = _datasets().load_from_disk(str(folder), keep_in_memory=False)
+        found = required("datasets", "datasets").load_from_disk(str(folder), keep_in_memory=False)
     except MissingExtraError:
         raise
     except Exception as error:  # of JSON, its keys, pyarrow …

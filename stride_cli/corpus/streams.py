@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from stride_cli.corpus.documents import bad
 from stride_cli.corpus.sources import CONVERT, UNPACK, ReadLog, Source, piped, unreadable
-from stride_cli.errors import CorpusError, require_extra
+from stride_cli.errors import CorpusError, required
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -151,10 +151,7 @@ def _decompressed(raw: BinaryIO, suffix: str) -> BinaryIO:
     if head.startswith(_GZIP_MAGIC) or (suffix == ".gz" and head):
         pieces = _unpacked(read, head, "gzip", partial(zlib.decompressobj, 31), _PIECE)
     elif suffix == ".zst" or head.startswith(_ZSTD_MAGIC):
-        try:
-            import zstandard
-        except ImportError:
-            raise require_extra("zstandard", "zstd") from None
+        zstandard = required("zstandard", "zstd")
         read = partial(getattr(raw, "read1", raw.read), _ZSTD_PIECE)
         pieces = _unpacked(read, head, "zstd", zstandard.ZstdDecompressor().decompressobj)
     elif raw.seekable():

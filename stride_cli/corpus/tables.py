@@ -18,7 +18,7 @@ from typing import Any
 from stride_cli.corpus.documents import Document, DocumentParser, bad, check_count, not_utf8, too_long
 from stride_cli.corpus.sources import ReadLog, Source
 from stride_cli.corpus.streams import DamagedStream, open_file, refuse_expansion
-from stride_cli.errors import CorpusError, first_line, require_extra
+from stride_cli.errors import CorpusError, first_line, required
 
 _ROWS = 256  # at most, of a batch
 _BATCH_BYTES = 64 << 20  # about, of a batch
@@ -39,10 +39,7 @@ def read_table(source: Source, parser: DocumentParser, log: ReadLog) -> Iterator
             document, unless the log skips these.
         MissingExtraError: pyarrow is not installed.
     """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise require_extra("pyarrow", "parquet") from None
+    required("pyarrow.parquet", "parquet")
     assert source.path is not None  # stdin is never a table
     if not source.path.is_file():
         fix = "copy it to a file: tables are read from their end"

@@ -30,6 +30,7 @@ class Hit:
     rank: float = key("position, 1 = most influential; ties share their mid-rank")
     document: int  # numbered in the index
     name: str = key("the document's id", name="document", default="")
+    title: str | None = key("the document's, where the corpus gives one", default=None, lacking=True)
     influence: float = key(
         "estimate: how far training on it moves the response's loss, in the answer's unit, summed over its "
         "chunks; > 0 supports (lowers it), < 0 opposes"

@@ -122,10 +122,6 @@ class CsvTable:
         """Write the hits of a ``stride.answer/1`` record."""
         self._number += 1
         for row in hit_rows(answer, self._number):
-            self._writer.writerow(
-                {
-                    name: cell(printable(value)) if isinstance(value, str) else value
-                    for name, value in row.items()
-                }
-            )
+            texts = {name: cell(printable(text)) for name, text in row.items() if isinstance(text, str)}
+            self._writer.writerow(row | texts)
         self._out.flush()

@@ -89,7 +89,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
         hit = max(named, key=lambda each: each["share"], default=None)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)
-        strongest = "–" if hit is None else html_text(shortened(hit["document"], 40))
+        strongest = "–" if hit is None else html_text(shortened(hit.get("title", hit["document"]), 40))
         if hit is not None and hit["sign"] == "opposes":
             strongest += " (opposes)"
         cells = [f'<a href="#q{number}">{html_text(prompt)}</a>', html_text(said)]
@@ -183,6 +183,8 @@ def _hit(hit: ShownHit, answer: ShownAnswer, quiet: bool) -> str:
         numbers.append(f'<span class="flag">{html_text(special)}</span>')
     folder, _, name = document.rpartition("/")
     folder = f'<span class="faint">{folder}/</span>' if folder else ""
+    if "title" in found:
+        folder, name = "", f'{html_text(found["title"])} <span class="id">{document}</span>'
     about = (
         f'<div class="top"><span class="rank">{found["rank"]:g}</span>'
         f'<span class="name">{folder}{name}</span>{bar}</div>{_passage(hit, query)}'

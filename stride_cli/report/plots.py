@@ -42,19 +42,13 @@ def response_plot(measured: np.ndarray, recovered: np.ndarray) -> str:
     )
     marks.append(f'<path class="dots" d="{dots}"/>')
     scale = "" if power == 0 else f" / 1e{power}"
-    marks += _names(f"recovered{scale}", f"measured{scale}")
+    marks.append(label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, f"recovered{scale}", "middle", faint=True))
+    marks.append(label(4, 12, f"measured{scale}", "start", faint=True))
     return svg(_HEIGHT, marks, "Measured over recovered responses of the subsets", width=_WIDTH)
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
     return float(values.min(initial=0.0)), float(values.max(initial=0.0))
-
-
-def _names(across: str, down: str) -> list[str]:
-    return [
-        label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, across, "middle", faint=True),
-        label(4, 12, down, "start", faint=True),
-    ]
 
 
 def _rules(ticks: list[float], down: Scale) -> list[str]:

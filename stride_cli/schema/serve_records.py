@@ -66,6 +66,7 @@ class TokensRecord(TypedDict):
     response: Annotated[str, "the continuation that is attributed"]
     pieces: list[PieceRecord]
     documents: list[Annotated[str, "id of a document that was read, a column each"]]
+    titles: list[Annotated[str, "of each document, empty where it has none"]]
     trained: list[Annotated[bool, "of each document; false: the model was not trained on it"]]
     passages: list[Annotated[str, "of each document, the sentence most like the query"]]
     influence: list[

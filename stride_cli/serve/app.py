@@ -17,6 +17,7 @@ from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import StrideError, UsageError, require_extra
 from stride_cli.options import entries
 from stride_cli.output import to_json
+from stride_cli.parallel import worker_context
 from stride_cli.prove.options import HitOptions, HitQuestion
 from stride_cli.report.drawing import asset, verdict_style
 from stride_cli.report.explanation import answer_record
@@ -108,6 +109,7 @@ class Service:
     async def estimate(self, request: Request) -> Response:
         """Say how long training the model once again takes."""
         index = self.shelf.find(request.query_params.get("index"))
+        worker_context(1)  # who asks that may begin one next, and to import takes seconds
         seconds = await self._run(index.seconds_of_training)
         found: TrainingTimeRecord = {"schema": "stride.training_time/1", "seconds": seconds}
         return _json(found)

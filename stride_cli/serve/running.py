@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.errors import UsageError, first_line, require_extra
+from stride_cli.errors import UsageError, first_line, required
 from stride_cli.remembered import recall, remember
 from stride_cli.serve.app import Service, build_app
 from stride_cli.serve.guard import Address
@@ -46,10 +46,7 @@ class Server:
         options: ServeOptions | None = None,
         defaults: QueryOptions | None = None,
     ) -> None:
-        try:
-            import uvicorn
-        except ImportError:
-            raise require_extra("uvicorn", "serve") from None
+        uvicorn = required("uvicorn", "serve")
         options = options or ServeOptions()
         if options.token is not None and not _TOKEN.fullmatch(options.token):
             raise UsageError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.attribution.options import QueryOptions
-from stride_cli.parallel import Workers
+from stride_cli.parallel import Workers, worker_context
 from stride_cli.prove.options import HitOptions, HitQuestion
 from stride_cli.serve.refusals import Refusal, error_record
 
@@ -118,6 +118,7 @@ class Verifications:
 
 def _verify(wanted: Wanted, told: Path) -> Any:
     """Verify, in a process of its own; writes how far it is to a file, which is replaced as a whole."""
+    worker_context(1)  # what trains is forked from it: it imports while the model is opened here
     from stride_cli.output import progress_told_to
     from stride_cli.prove.hit_record import verify_hit
 

@@ -80,6 +80,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
         "response": answer.query.response,
         "pieces": pieces,
         "documents": [session.index.document_id(int(number)) for number in found.documents],
+        "titles": [session.index.document_title(int(number)) for number in found.documents],
         "trained": [number not in (session.never_trained or ()) for number in found.documents.tolist()],
         "passages": [passages[chunk] for chunk in found.strongest.tolist()],
         "influence": (factor * found.values).tolist(),

@@ -82,6 +82,8 @@ def write_corpus(
             decoded = not record
             record = {"id": ids[row] if ids else str(row), **(record or _decoded(tokens, scored, tokenizer))}
             record["trained_on"] = {"input_ids": tokens, "scored": scored}
+            if isinstance(title := example.get("title"), str):
+                record["title"] = title
             out.write(json.dumps(record) + "\n")
     reading = ReadOptions(max_document_bytes=1 << 40)
     digest = chained(EMPTY_CORPUS, read_documents([str(path)], reading))

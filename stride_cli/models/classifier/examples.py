@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stride_cli.errors import CorpusError, require_extra
+from stride_cli.errors import CorpusError, required
 
 INPUT_NAMES = ("images", "inputs", "X", "x", "data")
 LABEL_NAMES = ("labels", "y", "target")
@@ -126,12 +126,9 @@ def read_picture(path: str | Path, shape: Sequence[int]) -> np.ndarray:
             f"'{path}' is a picture, and the classifier's inputs have shape {shape}",
             fix="give an .npz, .csv or .parquet file",
         )
+    image = required("PIL.Image", "images", "pillow")
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise require_extra("pillow", "images") from error
-    try:
-        with Image.open(path) as opened:
+        with image.open(path) as opened:
             pixels = np.asarray(opened.convert("L" if channels == 1 else "RGB"), np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise CorpusError(f"{path}: not a readable picture ({error})", fix="copy the file again") from error
@@ -267,10 +264,7 @@ def _read_text_table(file: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def _read_parquet(file: Path) -> tuple[list[str], list[Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise require_extra("pyarrow", "parquet") from error
+    parquet = required("pyarrow.parquet", "parquet")
     try:
         table = parquet.read_table(file)
     except Exception as error:  # pyarrow has many error classes

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stride_cli.errors import ModelError, require_extra
+from stride_cli.errors import ModelError, required
 from stride_cli.models.language.files import Source, weight_files
 from stride_cli.models.language.quantised import quantisation
 from stride_cli.models.language.structure import largest_stack
@@ -115,10 +115,7 @@ def placement(source: Source, dtype: torch.dtype, folder: str) -> dict[str, Any]
     """Options of `from_pretrained` with which the weights of blocks are left where they are on disk; those
     that have to be laid out anew go to an empty `folder`. MissingExtraError without the package
     accelerate."""
-    try:
-        import accelerate  # noqa: F401
-    except ImportError:
-        raise require_extra("accelerate", "stream") from None
+    required("accelerate", "stream")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # the model without numbers says which of its modules is the stack of blocks

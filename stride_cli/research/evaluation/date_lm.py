@@ -22,7 +22,7 @@ from typing import Any
 from index_format.durable import make_directory, replace_file
 from stride_cli.characters import shortened
 from stride_cli.corpus.readers import read_records
-from stride_cli.errors import CorpusError, UsageError, first_line, require_extra
+from stride_cli.errors import CorpusError, UsageError, first_line, required
 
 TASKS = ("counterfact", "ftrace", "toxicity")
 _ENTITIES = ("counterfactual_entity", "true_entity")
@@ -240,12 +240,7 @@ def _jsonl(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _table(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Read Parquet, or the stream of Arrow that `datasets` saves; damage is a CorpusError."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError:
-        raise require_extra("pyarrow", "parquet") from None
+    pyarrow, _, _ = (required(name, "parquet") for name in ("pyarrow", "pyarrow.ipc", "pyarrow.parquet"))
     kind = _kind(file).capitalize()
     try:
         found = (

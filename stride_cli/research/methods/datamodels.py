@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.errors import UsageError, require_extra
+from stride_cli.errors import UsageError, required
 from stride_cli.output import note
 from stride_cli.research.methods.protocol import query_blocks
 from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds, training_rows
@@ -178,11 +178,9 @@ def lasso_coefficients(masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
     -------
     ndarray (q, n) float32
     """
-    try:
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LassoCV
-    except ModuleNotFoundError as error:
-        raise require_extra("scikit-learn", "baselines") from error
+    sklearn = required("sklearn.linear_model", "baselines", "scikit-learn")
+    from sklearn.exceptions import ConvergenceWarning
+
     centred = np.asfortranarray(masks - masks.mean(0))
     block = np.zeros((targets.shape[1], masks.shape[1]), np.float32)
     unfinished = 0
@@ -197,7 +195,7 @@ def lasso_coefficients(masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
         penalties = highest * np.geomspace(1, 0.01, _PENALTIES)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            solver = LassoCV(alphas=penalties, cv=5, max_iter=10_000)
+            solver = sklearn.LassoCV(alphas=penalties, cv=5, max_iter=10_000)
             solver.fit(centred, wanted / scale)
         unfinished += any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         coefficients[:] = solver.coef_ * scale

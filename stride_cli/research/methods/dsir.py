@@ -9,7 +9,7 @@ import numpy as np
 
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import chunk_texts, require_text
-from stride_cli.errors import require_extra
+from stride_cli.errors import required
 from stride_cli.research.methods.lexical import sparse_bytes
 from stride_cli.research.methods.protocol import query_blocks
 
@@ -63,14 +63,11 @@ class DSIR:
         """Hashed n-gram counts of texts, (texts, buckets) CSR int32."""
         from scipy.sparse import csr_matrix
 
-        try:
-            from data_selection.hashed_ngram_dsir import get_ngram_counts
-        except ModuleNotFoundError as error:
-            raise require_extra("data-selection", "dsir") from error
+        library = required("data_selection.hashed_ngram_dsir", "dsir", "data-selection")
         columns: list[np.ndarray] = []
         values: list[np.ndarray] = []
         for text in texts:
-            counts = get_ngram_counts(text, n=NGRAMS, num_buckets=BUCKETS)
+            counts = library.get_ngram_counts(text, n=NGRAMS, num_buckets=BUCKETS)
             columns.append(np.flatnonzero(counts).astype(np.int32))
             values.append(counts[columns[-1]].astype(np.int32))
         starts = np.concatenate([[0], np.cumsum([len(part) for part in columns])]).astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import require_text
-from stride_cli.errors import ModelError, UsageError, require_extra
+from stride_cli.errors import ModelError, UsageError, required
 from stride_cli.research.methods.protocol import query_blocks
 from stride_cli.research.methods.vectors import VectorTable
 
@@ -85,10 +85,7 @@ def load_encoder(path: str, *, device: str) -> Any:
     ModelError            there is none, or it does not load
     MissingExtraError     sentence-transformers is not installed
     """
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ModuleNotFoundError as error:
-        raise require_extra("sentence-transformers", "embeddings") from error
+    library = required("sentence_transformers", "embeddings", "sentence-transformers")
     from stride_cli.models.configuration import quiet_transformers
 
     logger = logging.getLogger("sentence_transformers")
@@ -96,7 +93,7 @@ def load_encoder(path: str, *, device: str) -> Any:
     logger.setLevel(logging.ERROR)
     try:
         with quiet_transformers():
-            return SentenceTransformer(path, device=device, trust_remote_code=False)
+            return library.SentenceTransformer(path, device=device, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(
             f"'{path}' does not load as a sentence encoder: {str(error).splitlines()[0]}",

@@ -11,7 +11,7 @@ from stride_cli.attribution.shared_pairs import pair_scores
 from stride_cli.characters import words
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import chunk_texts, require_text
-from stride_cli.errors import UsageError, require_extra
+from stride_cli.errors import UsageError, required
 from stride_cli.research.methods.protocol import query_blocks
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ class BM25:
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
-        try:
-            import bm25s
-        except ModuleNotFoundError as error:
-            raise require_extra("bm25s", "baselines") from error
+        bm25s = required("bm25s", "baselines")
         self._task = workspace
         # numbered in order of appearance: bm25s would number a set, in an order that changes with every run
         self._vocabulary: dict[str, int] = {}
@@ -102,15 +99,12 @@ class TfIdf:
 
     def fit(self, workspace: Workspace) -> None:
         require_text(workspace, self.name)
-        try:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-        except ModuleNotFoundError as error:
-            raise require_extra("scikit-learn", "baselines") from error
+        text = required("sklearn.feature_extraction.text", "baselines", "scikit-learn")
         self._task = workspace
         settings: dict[str, Any] = {"tokenizer": words, "token_pattern": None}
         if self.units == "tokens":  # texts are token numbers, split at spaces
             settings |= {"tokenizer": str.split, "lowercase": False}
-        vectorizer = TfidfVectorizer(
+        vectorizer = text.TfidfVectorizer(
             ngram_range=(1, self.ngrams),
             max_features=50_000,
             sublinear_tf=True,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.options import entries
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
@@ -45,12 +48,6 @@ class Method(Protocol):
         ...
 
 
-def score_all(method: Method, queries: QuerySet) -> np.ndarray:
-    """Concatenate all blocks of `Method.score`: (Q, n) float32."""
-    blocks = list(method.score(queries))
-    return np.concatenate(blocks) if blocks else np.zeros((0, 0), np.float32)
-
-
 def query_blocks(queries: QuerySet) -> Iterator[np.ndarray]:
     """Yield the rows of the queries, at most QUERY_BLOCK at a time, as (q,) int64."""
     for start in range(0, len(queries), QUERY_BLOCK):
@@ -61,3 +58,22 @@ def in_blocks(scores: np.ndarray) -> Iterator[np.ndarray]:
     """Yield scores (Q, n) as blocks of at most QUERY_BLOCK rows."""
     for start in range(0, len(scores), QUERY_BLOCK):
         yield scores[start : start + QUERY_BLOCK]
+
+
+def takes(*classes: type, leave_out: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Gives a function that takes ``**given`` the options of these dataclasses in its signature."""
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known, keyword = entries(*classes).items(), inspect.Parameter.KEYWORD_ONLY
+        declared = {name: each for name, each in known if name not in leave_out and each.about.help}
+        for name, entry in declared.items():
+            if name not in signature.parameters:
+                kinds = " | ".join("None" if k is NoneType else k.__name__ for k in entry.kinds)
+                parameters.append(inspect.Parameter(name, keyword, default=entry.default, annotation=kinds))
+        function.__signature__ = signature.replace(parameters=parameters)
+        function.declared = declared
+        return function
+
+    return decorate

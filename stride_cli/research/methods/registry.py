@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stride_cli.characters import shortened
 from stride_cli.errors import UsageError
-from stride_cli.options import About, Entry, declared_options
+from stride_cli.options import About, Entry
 
 if TYPE_CHECKING:
     from stride_cli.research.methods.protocol import Method
@@ -120,7 +120,7 @@ def open_method(spec: str) -> Method:
         if option in given:
             raise UsageError(f"{name}: option '{option}' is given twice", fix="give it once")
         given[option] = _parse(name, option, text, known[option].annotation)
-        if (declared := declared_options(kind).get(option)) is not None:
+        if (declared := getattr(vars(kind).get("__init__"), "declared", {}).get(option)) is not None:
             declared.check(given[option], f"{name}: {option}", f"write {option}={declared.example}")
         else:
             plain = Entry(option, (type(given[option]),), None, About())

@@ -17,11 +17,12 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.operators.options import FLAT, ClosedOptions, train_options
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.options import own, takes
+from stride_cli.options import own
 from stride_cli.output import progress
 from stride_cli.recovery.lasso import solve_path
 from stride_cli.recovery.problem import dense
 from stride_cli.research.methods.gradients.passes import load_checkpoint, load_residuals_once
+from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
     from stride_cli.attribution.pipeline import Measurement, Pipeline

@@ -292,7 +292,7 @@ function drawSaid(answer) {
     const [lead, text] = word.text.match(/^(\s*)(.*)$/su).slice(1);
     const source = sources[at], last = source && source !== sources[at + 1];
     return [text ? lead : "", make("button", { type: "button", className: "token", tabIndex: -1, "aria-pressed": "false",
-      "aria-label": text ? null : "space", "data-at": String(at), title: source && source.document,
+      "aria-label": text ? null : "space", "data-at": String(at), title: source && titleOf(source),
       "data-source": source && "", "data-cite": last ? String(source.rank) : null }, text || lead)];
   });
   group.append(...buttons);
@@ -363,6 +363,8 @@ function sourcesOf(answer) {
 
 /* ---- documents ---- */
 
+const titleOf = hit => hit.title || hit.document;
+
 function chosenHits(answer) {
   // a document's influence on some words is the sum of these words' rows
   const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
@@ -370,9 +372,9 @@ function chosenHits(answer) {
   const judged = answer.record.judged && answer.record.judged.line !== null; // what is no hit is below
   const found = answer.tokens.documents.map((document, column) => {
     const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
-    const passage = answer.tokens.passages[column], trained = answer.tokens.trained[column];
+    const [passage, trained, title] = ["passages", "trained", "titles"].map(name => answer.tokens[name][column]);
     const above_line = judged ? line.get(document) || false : null;
-    return { document, influence, passage, trained, above_line, sign: influence >= 0 ? "supports" : "opposes" };
+    return { document, title, influence, passage, trained, above_line, sign: influence >= 0 ? "supports" : "opposes" };
   });
   const all = found.reduce((sum, hit) => sum + Math.abs(hit.influence), 0) || 1;
   found.forEach(hit => { hit.share = Math.abs(hit.influence) / all; });
@@ -429,13 +431,14 @@ function drawHit(answer, hit, quiet) {
   if (hit.read === false && !hit.backfilled) flags.push("estimated, not read");
   if (hit.seen === false) flags.push("never seen by the operators");
   if (hit.neighbours) flags.push(`${hit.neighbours} indistinguishable chunk${hit.neighbours > 1 ? "s" : ""}`);
-  const [folder, name] = hit.document.match(/^(.*\/)?(.*)$/u).slice(1);
+  const [folder, name] = hit.title ? ["", hit.title] : hit.document.match(/^(.*\/)?(.*)$/u).slice(1);
   const measured = hit.influence && !quiet;
   return make("li", { className: "hit" },
     make("div", { className: "top" },
       make("span", { className: "rank" }, String(hit.rank)),
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
         folder ? make("span", { className: "faint" }, folder) : null, name),
+      hit.title ? make("span", { className: "id" }, hit.document) : null,
       measured ? make("span", { className: "share", title: "share of all influence on the response" },
         make("span", { className: "meter" }, make("span", { className: `bar ${hit.sign}`,
           width: `${(100 * hit.share).toFixed(1)}%` })), percent(hit.share)) : null),
@@ -459,7 +462,7 @@ function withWords(passage, record) {
 
 async function read(answer, hit, opener) {
   const dialog = $("reader");
-  $("reader-title").textContent = hit.document;
+  $("reader-title").textContent = titleOf(hit);
   $("reader-body").replaceChildren(make("p", { role: "status" }, "Reading …"));
   dialog.showModal();
   dialog.addEventListener("close", () => opener.focus(), { once: true });
@@ -566,14 +569,15 @@ async function copyLink() {
 
 function drawVerification(answer) {
   const above = answer.record.hits.filter(hit => hit.above_line && hit.influence > 0);
-  const wanted = (above.length ? above : answer.record.hits.slice(0, 1)).map(hit => hit.document);
+  const tested = above.length ? above : answer.record.hits.slice(0, 1);
+  const wanted = tested.map(hit => hit.document);
   if (!wanted.length) return null;
   const field = (name, value) => {
     const input = make("input", { type: "number", min: "1", max: "1000", value, id: `${name}-${Date.now()}-${Math.random()}` });
     return [make("div", { className: "field small" }, make("label", { htmlFor: input.id }, name), input), input];
   };
   const [seedsField, seeds] = field("Seeds", "5"), [randomField, random] = field("Random sets", "5");
-  const which = wanted.length === 1 ? wanted[0] : `the ${wanted.length} documents above the line`;
+  const which = wanted.length === 1 ? titleOf(tested[0]) : `the ${wanted.length} documents above the line`;
   const begin = make("button", { type: "button" }, "Verify: train again without it");
   const cancel = make("button", { type: "button", hidden: true }, "Cancel");
   const bar = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Models that are trained" });

@@ -68,7 +68,7 @@ def sample() -> Sample:
     path = home / "run.stride"
     api.fit_index(path, model=ModelSpec(device="cpu", dtype="fp32"))
     session = Session.open(path, model=ModelSpec(device="cpu", dtype="fp32"))
-    api.calibrate(session, CalibrationOptions(nulls=40))
+    session.calibrate(CalibrationOptions(nulls=40))
     found = Sample(home, path, session.model, {})
     found.answer = found.ask(path)
     return found

@@ -12,8 +12,8 @@ from stride_cli.attribution.direct import Exact
 from stride_cli.attribution.estimates import Estimate, Shared, shared_credit
 from stride_cli.errors import UsageError
 from stride_cli.operators.redundancy import Redundancy
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 N, K, RIDGE = 300, 4, 10.0
 

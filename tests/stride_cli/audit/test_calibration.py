@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, kstest, rankdata
 
-from stride_cli.audit.calibration import (
-    benjamini_hochberg,
-    fewest_together,
-    p_values,
-    power,
-)
+from stride_cli.audit.calibration import benjamini_hochberg, fewest_together, p_values, power
 from stride_cli.audit.ranking import _NATURAL
 
 VALUES = st.lists(st.integers(0, 5), min_size=1, max_size=30)

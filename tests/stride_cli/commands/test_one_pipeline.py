@@ -19,8 +19,8 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.problem import dense as solutions_dense
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 pytestmark = pytest.mark.slow
 TEXTS = [

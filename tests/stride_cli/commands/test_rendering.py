@@ -71,6 +71,7 @@ def answer(passage: str = PASSAGE, opposers: bool = True) -> Answer:
         measurement=MeasurementRecord("linear", 300, 1.0, 1),
         seconds={"measure": 0.1},
         document_ids={1: "history/one", 2: "history/two", 3: "history/three", 9: "history/against"},
+        titles={1: "", 2: "Two Towns"},
     )
 
 
@@ -99,7 +100,7 @@ def test_everything_is_there_and_fits(width: int) -> None:
     in_full = together(width, verbose=True)
     assert "λ = 0.03 λ_max, 3 of 50 chunks moved by" in in_full
     assert "relative duality gap 1.0e-07, R² 0.900" in in_full
-    assert "40% +0.800 history/one" in told and "1 indistinguishable chunk" in told
+    assert "40% +0.800 history/one" in told and "Two Towns history/two 1 indistinguishable" in told
     assert "████░░░░░░  40%" in text and "█░░░░░░░░░  10%" in text and "░░░░░░░░░░   5%" in text
     assert "░░░░░░░░░░   –" in text
     assert "3 of 5 asked" not in told and "3 of 5 asked: no" in together(width, replace(answer(), asked=5))

@@ -45,6 +45,7 @@ def some_records(count: int, *, conversations: bool = True, seed: int = 0) -> li
                 {"role": role, "content": words(9)} for role in ("user", "assistant", "user", "assistant")
             ]
             records.append({"id": f"d{seed}-{number}", "messages": turns})
+        records[-1] |= {"title": f"The  {WORDS[number % len(WORDS)]}\n"} if number % 5 == 3 else {}
     return records
 
 
@@ -89,6 +90,8 @@ def expected_arrays(source: str, chunker: DocumentTokenizer) -> dict[str, np.nda
         "document_offsets": offsets(len(some) for some in pieces),
         "document_id_bytes": np.frombuffer("".join(d.id for d in documents).encode(), np.uint8),
         "document_id_offsets": offsets(len(d.id.encode()) for d in documents),
+        "title_bytes": np.frombuffer("".join(d.title for d in documents).encode(), np.uint8),
+        "title_offsets": offsets(len(d.title.encode()) for d in documents),
         "text_bytes": np.frombuffer("".join(d.plain_text for d in documents).encode(), np.uint8),
         "text_offsets": offsets(len(d.plain_text.encode()) for d in documents),
     }
@@ -282,17 +285,14 @@ def test_append_refuses_another_tokenizer_and_known_ids(
 def test_a_plan_says_what_the_build_makes(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
-    source = write_jsonl(some_records(31))
+    source = write_jsonl([{**record, "title": None} for record in some_records(31)])  # these are not planned
     counts = survey_corpus([source], tokenizer=tokenizer, block_size=12)
     plan = plan_index(counts, PlanOptions(degree=3), vocabulary=len(tokenizer))
     index = small_index([source], tokenizer, tmp_path / "x")
     found = {name: index.array(name).nbytes for group in ("corpus", "design") for name in index.names(group)}
     assert plan["bytes"] == found
-    assert (plan["n_chunks"], plan["n_subsets"], plan["degree"]) == (
-        index.n_chunks,
-        index.n_subsets,
-        index.degree,
-    )
+    made = index.n_chunks, index.n_subsets, index.degree
+    assert (plan["n_chunks"], plan["n_subsets"], plan["degree"]) == made
 
 
 @pytest.mark.slow

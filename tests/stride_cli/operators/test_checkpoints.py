@@ -130,8 +130,8 @@ def test_every_way_to_ask_uses_all_of_them(run_folder: Path) -> None:
     from stride_cli.data.queries import Query
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
-    from stride_cli.research.methods.protocol import score_all
     from stride_cli.research.methods.registry import open_method
+    from tests.stride_cli.research.methods.gradients.scored import score_all
 
     session = api.Session.open(run_folder / "run.stride")
     query = api.as_query(session.model, PROMPT, max_new_tokens=4)

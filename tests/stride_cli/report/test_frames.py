@@ -40,7 +40,7 @@ def test_a_frame_has_the_columns_of_hits_and_says_the_prompt_once(monkeypatch, r
     assert shown.attrs["prompt"] == "The Revolution began in" and (empty.dtypes == shown.dtypes).all()
     record_ = answer().to_record()
     assert shown["document"].tolist() == [hit["document"] for hit in record_["hits"] + record_["opposers"]]
-    assert len(pandas.concat([shown, empty])) == len(shown)
+    assert len(pandas.concat([shown, empty])) == len(shown) and shown["title"][1] == "Two Towns"
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match="pandas"):
         frame(record())

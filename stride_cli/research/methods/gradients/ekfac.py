@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.research.methods.gradients.gauss_newton import (
     as_matrices,
     as_rows,
@@ -30,6 +30,7 @@ from stride_cli.research.methods.gradients.passes import (
     find_checkpoints,
     open_capture,
 )
+from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

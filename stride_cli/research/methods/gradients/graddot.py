@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.research.methods.gradients.capture import Capture, Factors, Layer
 from stride_cli.research.methods.gradients.passes import Passes, ProductOptions, find_checkpoints, query_room
-from stride_cli.research.methods.protocol import in_blocks
+from stride_cli.research.methods.protocol import in_blocks, takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

@@ -14,12 +14,13 @@ import numpy as np
 
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import corpus_features, products, query_features
 from stride_cli.research.methods.gradients.passes import Passes, PassOptions
 from stride_cli.research.methods.gradients.projection import Projector, random_projector
 from stride_cli.research.methods.gradients.warmup import AdamUpdates, LowRank, Warmup, warm_up
+from stride_cli.research.methods.protocol import takes
 from stride_cli.research.methods.vectors import unit
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.features import (
     Solver,
@@ -25,6 +25,7 @@ from stride_cli.research.methods.gradients.features import (
 from stride_cli.research.methods.gradients.kronecker import covariances
 from stride_cli.research.methods.gradients.passes import LABELS, Passes, SumOptions, open_capture
 from stride_cli.research.methods.gradients.projection import TwoSided, principal_sides, random_sides
+from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.research.methods.gradients.graddot import QueryBank, shared_passes
 from stride_cli.research.methods.gradients.kronecker import corrected_curvature
 from stride_cli.research.methods.gradients.passes import (
@@ -27,7 +27,7 @@ from stride_cli.research.methods.gradients.passes import (
     load_checkpoint,
     open_capture,
 )
-from stride_cli.research.methods.protocol import in_blocks
+from stride_cli.research.methods.protocol import in_blocks, takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

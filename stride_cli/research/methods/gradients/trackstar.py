@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stride_cli.errors import UsageError
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.capture import Capture, Factors
 from stride_cli.research.methods.gradients.features import (
@@ -27,6 +27,7 @@ from stride_cli.research.methods.gradients.features import (
 )
 from stride_cli.research.methods.gradients.passes import Passes, SumOptions
 from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
+from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import Solver, corpus_features, products, query_features
 from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints
 from stride_cli.research.methods.gradients.projection import Projector, random_projector
+from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet

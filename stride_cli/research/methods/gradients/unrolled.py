@@ -22,10 +22,10 @@ from stride_cli.corpus.chunking import Chunk
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.models.language.objective import before_head, head_logits, next_token_loss
-from stride_cli.options import option, takes
+from stride_cli.options import option
 from stride_cli.output import progress
 from stride_cli.research.methods.gradients.passes import MethodOptions, query_room
-from stride_cli.research.methods.protocol import in_blocks
+from stride_cli.research.methods.protocol import in_blocks, takes
 from stride_cli.training.epoch_batches import Batch, as_read, make_batch
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.language_loop import make_optimizers, planned_steps, train

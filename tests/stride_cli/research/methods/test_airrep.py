@@ -18,7 +18,7 @@ from stride_cli.research.methods.airrep_training import (
     step_loss,
     train_encoder,
 )
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stride_cli.research.methods.chance import Chance
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 def scores(task, queries) -> np.ndarray:

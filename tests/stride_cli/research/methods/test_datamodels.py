@@ -7,8 +7,8 @@ from sklearn.linear_model import RidgeCV
 
 from stride_cli.data.query_set import QuerySet
 from stride_cli.research.methods.datamodels import Datamodels, DsDm, RidgeRegression
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.training.truth import Truth
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 def planted(

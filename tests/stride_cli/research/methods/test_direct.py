@@ -15,8 +15,8 @@ from stride_cli.operators.designs import Designs
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.steered_model import SteeredModel
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 K, DEGREE = 12, 3
 

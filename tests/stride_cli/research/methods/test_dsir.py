@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from stride_cli.research.methods.dsir import DSIR
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 def test_scores_are_data_selections_log_importance_weights(

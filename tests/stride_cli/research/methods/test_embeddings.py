@@ -10,7 +10,7 @@ import pytest
 from stride_cli.errors import UsageError
 from stride_cli.research.methods import vectors
 from stride_cli.research.methods.embeddings import Embeddings, load_encoder, packaged_encoder
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 @pytest.fixture(scope="module")

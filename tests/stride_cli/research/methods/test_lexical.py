@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from stride_cli.research.methods import lexical
 from stride_cli.research.methods.lexical import BM25, SharedPairs, TfIdf
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])

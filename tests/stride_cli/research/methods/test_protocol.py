@@ -7,8 +7,8 @@ import pytest
 
 from stride_cli.data.query_set import QUERY_BLOCK
 from stride_cli.errors import UsageError
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 TEXT_METHODS = ["tfidf", "tfidf:units=tokens", "bm25", "dsir"]
 ALL = ["chance", *TEXT_METHODS, "rds", "featsim", "tfidf:top=3"]

@@ -9,8 +9,8 @@ import torch
 from stride_cli.data.example_queries import queries_of_rows
 from stride_cli.models.classifier.classifier_model import Standardisation
 from stride_cli.research.methods import representations
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.representations import RDS, FeatSim
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 def states_of(model, text: str, layer: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 
 def fitted(task, spec: str):

@@ -9,10 +9,10 @@ import pytest
 
 from index_format.errors import StageMissing
 from index_format.reader import Index
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 from stride_cli.research.training.options import TruthOptions
 from stride_cli.research.training.truth import Truth, build_truth
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 SPECS = [
     "datamodels:folds=4",

@@ -1,4 +1,4 @@
-"""One call that the tests of gradient methods share."""
+"""Calls that the tests of methods share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from stride_cli.research.methods.protocol import score_all
+
+def score_all(method: Any, queries: Any) -> np.ndarray:
+    """Concatenate all blocks of `Method.score`: (Q, n) float32."""
+    return np.concatenate(list(method.score(queries)) or [np.zeros((0, 0), np.float32)])
 
 
 def scored(method: Any, task: Any, queries: Any) -> np.ndarray:

@@ -13,9 +13,9 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
 from stride_cli.models.classifier.directory import open_classifier
 from stride_cli.models.spec import ModelSpec
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 METHODS = (
     *("graddot", "tracin", "logra:rank=4", "logra:init=pca,rank=4,labels=sampled", "ekfac"),

@@ -17,7 +17,7 @@ from stride_cli.research.methods.gradients.ekfac import EKFAC
 from stride_cli.research.methods.gradients.graddot import GradDot
 from stride_cli.research.methods.gradients.trackstar import TrackStar
 from stride_cli.research.methods.gradients.trak import TRAK
-from stride_cli.research.methods.protocol import score_all
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 LENGTH = 8
 

@@ -19,11 +19,11 @@ from stride_cli.data.workspace import Workspace
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research.methods.gradients import unrolled
 from stride_cli.research.methods.gradients.unrolled import Unrolled, asked, carried, spread_rates
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.training.finetuning import FinetuneOptions, finetune_model
 from stride_cli.training.language_loop import make_optimizers
 from stride_cli.training.language_trainer import index_chunks, own_recipe
 from tests.stride_cli.research.methods.gradients import exact_unrolled as exact
+from tests.stride_cli.research.methods.gradients.scored import score_all
 
 TOWNS = [
     *("Oslo", "Rome", "Lima", "Cairo", "Delhi", "Paris"),
