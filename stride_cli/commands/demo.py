@@ -57,8 +57,7 @@ def demo(
         said = record["response"].strip()
         rows.append([prompt["prompt"], said, top or "–", "states it" if correct else "other"])
     if not as_json:
-        columns = ["prompt", "the model says", "top document", ""]
-        print_table("ten prompts and their top documents", columns, rows)
+        print_table("prompts and their top documents", ["prompt", "the model says", "top document", ""], rows)
     found = sum(row[-1] == "states it" for row in rows)
     note(f"the document that states it is on top for {found} of {len(asked)} facts, asked in its own words")
     note("\nnext:")

@@ -65,6 +65,7 @@ _Index = Annotated[
         autocompletion=complete_index,
     ),
 ]
+_Whole = Annotated[bool, typer.Option("--verbose", help="Show all that is recorded.")]
 _Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the index goes.", parser=_new_index)]
 
 
@@ -216,15 +217,29 @@ def plan(
 
 @app.command(
     short_help="What an index holds, and what it was built from.",
-    epilog=example("stride index info run.stride"),
+    epilog=example("stride index info run.stride", "stride index info run.stride --verbose"),
 )
-def info(index: _Index = None, json: Json = None) -> None:
-    """Show what an index holds, and what it was built from."""
+def info(index: _Index = None, verbose: _Whole = False, json: Json = None) -> None:
+    """Show what an index holds, what it was built from, and what can be asked of it."""
     from stride_cli.corpus.summary import describe
     from stride_cli.data.workspace import open_index
 
     path = find_index(index)
-    show_record(describe(open_index(path), path), json, title=str(path))
+    opened = open_index(path)
+    found: Any = describe(opened, path)
+    if not verbose and not output.wants_json(json):
+        built, fit, made = found["config"] or {}, found["operators"], Path(str(opened.path))
+        names = "model_path documents chunks tokens subsets bytes texts created_by"
+        found = {
+            "corpus": ", ".join(map(str, built.get("sources", []))),
+            **{name: found[name] for name in names.split()},
+            "built": time.strftime("%Y-%m-%d", time.gmtime(made.stat().st_mtime)) if made.exists() else None,
+            "form": (found["form"] or {}).get("name"),
+            "operators": f"{fit['fit']}, {fit['space']}" if fit else "none: stride train",
+            "verdicts": opened.has("calibration") or "none: stride calibrate",
+            "retrained": found["truth"] and f"{found['truth']['subsets']} subsets",
+        }
+    show_record(found, json, title=str(path))
 
 
 @app.command(

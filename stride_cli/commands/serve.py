@@ -56,9 +56,8 @@ def serve(
 
     paths = [find_index(index) for index in indexes] if indexes else [find_index(None)]
     if where.model.place is not None and len(paths) > 1:
-        raise UsageError(
-            "--model is for one index (found several: each has its own)", fix="leave it out, or serve one"
-        )
+        several = "--model is for one index (found several: each has its own)"
+        raise UsageError(several, fix="leave it out, or serve one")
     note(f"opening {', '.join(str(path) for path in paths)} …")
     server = Server([replace(where, index=path) for path in paths], listening, options)
 

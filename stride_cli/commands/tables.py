@@ -67,11 +67,6 @@ def size(value: float | None) -> str:
     return f"{value:.3g} TB"
 
 
-def seconds(value: float | None) -> str:
-    """Seconds with three digits that matter."""
-    return "–" if value is None else f"{value:.3g} s"
-
-
 def show_record(record: Mapping[str, Any], json: bool | None, *, title: str) -> None:
     """A record as JSON, or as a table of names and values for people."""
     if output.wants_json(json):

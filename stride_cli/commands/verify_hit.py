@@ -71,10 +71,8 @@ def verify_hit(
     prompt: Any = text
     if question.instead is not None:
         if text is None:
-            raise UsageError(
-                "--instead is of one prompt (in a file each has its own)",
-                fix='a {"prompt", "response", "instead"} a line, or a prompt and --instead',
-            )
+            said = "--instead is of one prompt (in a file each has its own)"
+            raise UsageError(said, fix='{"prompt", "response", "instead"} a line, or a prompt and --instead')
         prompt, question = [{"prompt": text, **asdict(question)}], QuestionOptions()
     elif file is not None:
         prompt = [each.asked for each in asked]

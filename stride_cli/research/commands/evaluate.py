@@ -67,7 +67,7 @@ def lds(
 
     Correlation over the subsets, mean over queries, with a bootstrap interval over both.
     """
-    from stride_cli.commands.tables import seconds
+    from stride_cli.research.commands.evaluate_options import seconds
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.compare import lds_record
     from stride_cli.research.evaluation.workers import Runs
@@ -135,10 +135,10 @@ def compare(
     Every method runs in a process of its own, one after the other (--workers: several at a time), so that its
     memory is its own. One that fails is reported in its record, and the others go on.
     """
-    from stride_cli.commands.tables import number, seconds, size
+    from stride_cli.commands.tables import number, size
     from stride_cli.errors import UsageError
     from stride_cli.output import note, progress
-    from stride_cli.research.commands.evaluate_options import outlast_reader
+    from stride_cli.research.commands.evaluate_options import outlast_reader, seconds
     from stride_cli.research.evaluation.bench import split_methods
     from stride_cli.research.evaluation.compare import compare_methods, comparison_record
     from stride_cli.research.evaluation.workers import Runs

@@ -297,7 +297,8 @@ def _within(ks: Sequence[int] | None, n_documents: int) -> list[int]:
 
 def _show(records: Sequence[CausesRecord]) -> None:
     """Print two tables: every measure of every method, and its lead over the best other method."""
-    from stride_cli.commands.tables import print_table, seconds
+    from stride_cli.commands.tables import print_table
+    from stride_cli.research.commands.evaluate_options import seconds
 
     names = [*(f"Recall@{each['k']}" for each in records[0]["recall"]), "MRR", "AUPRC"]
     first = records[0]

@@ -138,3 +138,8 @@ def outlast_reader() -> None:
     """Keep a command going when the reader of its stdout leaves (`| head`)."""
     if not isinstance(sys.stdout, _Lasting):
         sys.stdout = _Lasting(sys.stdout)
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with three digits that matter."""
+    return "–" if value is None else f"{value:.3g} s"

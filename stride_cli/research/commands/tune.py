@@ -109,7 +109,8 @@ def tune(
 
 def _table(records: list[TrialRecord]) -> None:
     """Print the trials on stderr, the best of each moment marked."""
-    from stride_cli.commands.tables import number, print_table, seconds
+    from stride_cli.commands.tables import number, print_table
+    from stride_cli.research.commands.evaluate_options import seconds
 
     rows = []
     for record in records:

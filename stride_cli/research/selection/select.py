@@ -64,7 +64,8 @@ def run_selection(
         raise UsageError(f"there is no file '{task}'", fix="give the path of a file of queries")
     opened = where.open()
     queries = read_queries(opened, task)
-    spec = method_spec(options.method)
+    # alone, it means the operators that the index has
+    spec = "stride:stored=true" if options.method == "stride" else options.method
     if sharing is not None and sharing.shared:
         from stride_cli.research.evaluation.workers import shared_document_scores
 
@@ -87,11 +88,6 @@ def check_selection(index: Index, size: int) -> None:
     refuse_classifier(index, "documents are selected from text")
     check_size(size, index.n_documents)
     require_stored_text(index)
-
-
-def method_spec(method: str) -> str:
-    """Spell out a method: `stride` alone means the operators that the index has."""
-    return "stride:stored=true" if method == "stride" else method
 
 
 def select(task: Workspace, queries: QuerySet, size: int, scored: Iterable[np.ndarray]) -> Selection:

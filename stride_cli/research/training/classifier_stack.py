@@ -109,7 +109,8 @@ def train_stacked(
         name: torch.stack([one[name] for one in drawn]).to(inputs) for name, _ in template.named_parameters()
     }
     del drawn
-    chain = is_chain(template, recipe)
+    # an MLP or a logistic regression that is trained by SGD
+    chain = type(template) in (MLP, Logistic) and recipe.optimizer == "sgd"
     steps: ChainSteps | FunctionalSteps = (ChainSteps if chain else FunctionalSteps)(
         template, parameters, recipe
     )
@@ -152,11 +153,6 @@ def choose_at_once(recipe: ClassifierRecipe, shape: Sequence[int], n_classes: in
     # weights, gradient, optimizer's state; a batch of inputs, and what layers make of it
     width = 4 * size + recipe.batch_size * 8 * math.prod(shape)
     return max(1, min(wanted, _STACK_BYTES // (4 * width)))
-
-
-def is_chain(network: nn.Module, recipe: ClassifierRecipe) -> bool:
-    """Recognise an MLP or a logistic regression that is trained by SGD."""
-    return type(network) in (MLP, Logistic) and recipe.optimizer == "sgd"
 
 
 class ChainSteps:

@@ -87,17 +87,14 @@ def test_build_info_verify(here: Path, run: Callable[..., Outcome]) -> None:
     assert record["subsets"] == min(record["chunks"], 64) > 40 and record["degree"] == 10
     assert record["bytes"] == sum(len(data) for data in contents(here / "run.stride").values())
     assert built.err == "next: stride train --index run.stride\n"
+    own = {key: value for key, value in record.items() if key not in ("schema", "seconds")}
     for command in ("index info", "index info run.stride", "STRIDE_GENERAL_INDEX=run.stride index info"):
         (info,) = run(command).records
-        assert {key: info[key] for key in record if key not in ("schema", "seconds")} == {
-            key: value for key, value in record.items() if key not in ("schema", "seconds")
-        }
-        assert info["operators"] is None and info["model_path"] == "../model"
-    whole = run("index verify")
-    assert (whole.code, whole.records) == (
-        0,
-        [{"schema": "stride.index_verify/1", "index": "run.stride", "whole": True, "stages": []}],
-    )
+        assert own.items() <= info.items() and info["operators"] is None and info["model_path"] == "../model"
+    brief, full = run("index info --text").out, run("index info --text --verbose").out
+    assert len(brief.splitlines()) <= 17 < len(full.splitlines()) and "none: stride train" in brief
+    whole, told = run("index verify"), {"schema": "stride.index_verify/1", "index": "run.stride"}
+    assert whole.code == 0 and whole.records == [{**told, "whole": True, "stages": []}]
     assert names(here) == {"model", "corpus.jsonl", "run.stride"}
 
 

@@ -138,9 +138,8 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     answer = post(client, "/query", prompt=PROMPT, top=5)
     assert "".join(piece["text"] for piece in found["pieces"]) == found["response"] == answer["response"]
     rows, whole = np.array(found["influence"]), np.array(found["whole"])
-    assert (
-        rows.shape == (answer["scored_tokens"], len(found["documents"])) == (len(found["losses"]), whole.size)
-    )
+    sizes = len(found["losses"]), whole.size
+    assert rows.shape == (answer["scored_tokens"], len(found["documents"])) == sizes
     assert np.mean(found["losses"]) == pytest.approx(answer["loss"], rel=1e-4)
     scale = np.abs(whole).max()
     np.testing.assert_allclose(rows.sum(axis=0), whole, atol=1e-4 * scale)
@@ -308,9 +307,8 @@ def test_a_link_lets_one_browser_in_and_addresses_hold_no_secret(client: Any, se
     assert first.status_code == 303 and first.headers["location"] == "/"
     cookie, *told = first.headers["set-cookie"].split("; ")
     assert cookie == f"stride-{address.port}={TOKEN}" and {"HttpOnly", "SameSite=Strict"} <= {*told}
-    assert (
-        "set-cookie" not in client.get(link, headers=linked, follow_redirects=False).headers
-    )  # it is used up
+    again = client.get(link, headers=linked, follow_redirects=False)
+    assert "set-cookie" not in again.headers  # it is used up
     client.cookies.clear()
     for held, status in ((cookie, 200), (f"a=b; {cookie}", 200), (f"stride-1={TOKEN}", 401)):
         assert client.get("/indexes", headers=bare | {"Cookie": held}).status_code == status

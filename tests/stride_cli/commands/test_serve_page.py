@@ -56,9 +56,7 @@ LOOKS = [(width, scheme) for width in (1400, 420) for scheme in ("light", "dark"
 
 def test_it_is_readable_wide_and_narrow_light_and_dark(browser: Any, server: Server) -> None:
     """One walk; wherever it comes to, the page is looked at in all four ways."""
-    pytest.importorskip(
-        "axe_playwright_python", reason="axe-playwright-python, which holds axe-core, is absent"
-    )
+    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python holds axe-core")
     opened = Page(browser, server.address.link())
     page = opened.page
 
