@@ -212,8 +212,8 @@ def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
 
 def _broken_json(where: str, line: bytes, name: str, error: Exception) -> CorpusError:
     fix = FIX_OR_SKIP
-    if name.lower().endswith(".json"):
-        fix = "give one object a line: jq -c '.[]? // .' FILE.json > FILE.jsonl"
+    if name.lower().endswith(".json") or line.lstrip().startswith(b"["):
+        fix = "give one object a line: jq -c '.[]? // .' FILE > FILE.jsonl"
     if isinstance(error, RecursionError):
         reason = "nested too deeply"
     elif not isinstance(error, json.JSONDecodeError):  # Python's limit, whose text names Python's remedy

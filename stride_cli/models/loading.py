@@ -84,8 +84,13 @@ def load_model_of(index: Index, spec: ModelSpec) -> AttributableModel:
 
         return open_classifier(index, spec)
     model = load_model(spec)
-    index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
-    index.check_fingerprint("model", model.fingerprint)
+    try:
+        index.check_fingerprint("tokenizer", model.tokenizer_fingerprint)
+        index.check_fingerprint("model", model.fingerprint)
+    except IndexMismatch as error:
+        own = index.attributes.get("model_path") or "another model"
+        both = f"'{spec.place}' is another model than '{own}', which {index.path} is of: {error.message}"
+        raise IndexMismatch(both, fix=f"leave the model out to ask '{own}', or {error.fix}") from None
     expected = index.attributes["fingerprints"].get("settings")  # earlier indexes do not record them
     found = settings_fingerprint(spec) if expected else None
     if found != expected:

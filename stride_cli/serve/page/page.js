@@ -258,6 +258,7 @@ function drawMeasured(record, trust, more) {
 /* ---- questions asked before, in this tab alone ---- */
 
 const KEPT = "asked";
+const shortened = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
 const remembered = () => JSON.parse(sessionStorage.getItem(KEPT) || "[]");
 
 function remember(answer) {
@@ -272,7 +273,7 @@ function drawHistory() {
   const asked = remembered();
   $("history").hidden = !asked.length;
   $("asked").replaceChildren(...asked.map(each => make("li", {},
-    make("a", { href: each.address }, each.prompt, make("b", {}, each.response.slice(0, 40))),
+    make("a", { href: each.address }, each.prompt, make("b", {}, shortened(each.response, 40))),
     each.verdict ? make("span", { className: `verdict ${each.verdict}` }, each.verdict) : null)));
 }
 
@@ -496,7 +497,7 @@ function drawDocument(found, answer, hit) {
         : null)]);
   const record = answer.record;
   $("reader-body").replaceChildren(
-    make("p", { className: "said" }, record.prompt, make("b", {}, record.response)),
+    make("p", { className: "said" }, record.prompt, make("b", {}, record.response), record.cut ? "…" : ""),
     make("p", {}, `${words}Influence of the whole document: ${influence(found.influence, answer.record.unit)}.`),
     make("p", { className: "faint key" }, make("span", {}, make("mark", {}, "verbatim"), " in prompt or response"),
       make("span", {}, make("span", { className: "carry" }, "highlighted"), " carries most of the influence")),
