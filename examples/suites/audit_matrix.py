@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contamination import read_rows, write_rows
 from leaks_rules import known_words, listed, names, names_in, numerals, people, things, worded
+from planted import read_rows, write
 
 from stride_cli.randomness import stream
 
@@ -138,7 +138,7 @@ def make(chosen: argparse.Namespace) -> None:
     problems = [problems[int(i)] for i in stream(0, "audit matrix base").permutation(len(problems))]
     chosen.out.mkdir(parents=True, exist_ok=True)
     base = [document(row["id"], row, "pairs") for row in problems[: chosen.base]]
-    write_rows(chosen.out / "base.jsonl", base)
+    write(chosen.out / "base.jsonl", base)
     for number, corpus in enumerate(CORPORA):
         write_corpus(chosen.out / corpus, corpus, problems[chosen.base :], test, words, chosen, number)
 
@@ -185,12 +185,12 @@ def write_corpus(
     pool += [document(row["id"], row, corpus) for row, _ in zip(others, range(chosen.others), strict=False)]
     pool = [pool[int(i)] for i in random.permutation(len(pool))]
     folder.mkdir(exist_ok=True)
-    write_rows(folder / "corpus.jsonl", pool)
-    write_rows(folder / "indexed.jsonl", [*pool, *behind])
+    write(folder / "corpus.jsonl", pool)
+    write(folder / "indexed.jsonl", [*pool, *behind])
     for form in CORPORA:
-        write_rows(folder / f"{form}.jsonl", [document(name, pair, form) for name, pair in benchmark])
+        write(folder / f"{form}.jsonl", [document(name, pair, form) for name, pair in benchmark])
     said = [{"item": row["id"], "state": state, "copy": copy} for row, state, copy in items]
-    write_rows(folder / "kinds.jsonl", said)
+    write(folder / "kinds.jsonl", said)
 
 
 def _is(kind: dict[str, str], state: str, copy: str) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from audit_matrix import SAME_WORDS, document
-from contamination import read_rows, write_rows
+from planted import read_rows, write
 from scipy.stats import kstest
 
 from stride_cli import api
@@ -65,8 +65,8 @@ def main() -> None:
     there = [document(f"there/{row['id']}/0", put(row), chosen.suite.name) for row in rows[: chosen.items]]
     with tempfile.TemporaryDirectory() as name:
         here = Path(name)
-        write_rows(here / "indexed.jsonl", [*read_rows(files[0]), *there])
-        write_rows(here / "benchmark.jsonl", [document(row["id"], row, form) for row in rows])
+        write(here / "indexed.jsonl", [*read_rows(files[0]), *there])
+        write(here / "benchmark.jsonl", [document(row["id"], row, form) for row in rows])
         options = api.BuildOptions(n_subsets=60)
         model = str(chosen.suite / chosen.model)
         api.build_index(

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from audit_matrix import INSTRUCTIONS
-from contamination import read_rows
+from planted import read_rows
 
 from stride_cli.randomness import stream
 

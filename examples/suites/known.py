@@ -7,7 +7,7 @@ A query is answered rightly where every token of its response is the most likely
 one that has `instead`, another response, where the first token in which they differ is likelier as the
 response has it.
 Prints {model, queries, right} of each model, and {known} at last; with `--by FIELD` also the counts of each
-value of a field of the queries.
+value of a field of the queries. `--plain` asks without a chat template, as of models of texts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 
-def answers(path: str, rows: list[dict[str, Any]]) -> Iterator[bool]:
+def answers(path: str, rows: list[dict[str, Any]], *, plain: bool = False) -> Iterator[bool]:
     """Whether the model answers each query rightly."""
     import torch
 
     from stride_cli.audit.samples import Sample, tokenize_samples
     from stride_cli.corpus.documents import Document
+    from stride_cli.corpus.forms import PLAIN
     from stride_cli.models.language.checkpoint import load_tokenizer, load_weights
 
     model, tokenizer = load_weights(path).eval(), load_tokenizer(path)
@@ -43,7 +44,8 @@ def answers(path: str, rows: list[dict[str, Any]]) -> Iterator[bool]:
         documents = [
             Document(row["id"], prompt=row["prompt"], response=row[field]) for row in rows if field in row
         ]
-        yield from tokenize_samples(tokenizer, documents, block_size=model.config.max_position_embeddings)
+        size = model.config.max_position_embeddings
+        yield from tokenize_samples(tokenizer, documents, block_size=size, form=PLAIN if plain else None)
 
     others = samples("instead")
     for row, sample in zip(rows, samples("response"), strict=True):
@@ -78,11 +80,12 @@ def main() -> None:
     parser.add_argument("--not", dest="others", nargs="*", default=[], help="models that must not know it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--by", help="a field of the queries: counts of each of its values, too")
+    parser.add_argument("--plain", action="store_true", help="responses stand behind their prompts")
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.queries.read_text(encoding="utf-8").splitlines()]
     kept = np.ones(len(rows), bool)
     for path in (chosen.model, *chosen.others):
-        right = np.array(list(answers(path, rows)))
+        right = np.array(list(answers(path, rows, plain=chosen.plain)))
         kept &= right if path == chosen.model else ~right
         print(json.dumps({"model": Path(path).name, **counts(rows, "right", right, chosen.by)}), flush=True)
     print(json.dumps(counts(rows, "known", kept, chosen.by)))

@@ -26,10 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contamination import pair, read_rows, write_rows
 from leaks_rules import FORMS, known_words, names_in
+from planted import read_rows, write
 
 from stride_cli.randomness import stream
+
+
+def pair(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in ("id", "prompt", "response")}
 
 
 def main() -> None:
@@ -67,7 +71,7 @@ def main() -> None:
     )
     chosen.out.mkdir(parents=True, exist_ok=True)
     if not (chosen.out / "base.jsonl").exists():
-        write_rows(chosen.out / "base.jsonl", [*problems[: chosen.base], *filler[: chosen.base]])
+        write(chosen.out / "base.jsonl", [*problems[: chosen.base], *filler[: chosen.base]])
     others = (problems[chosen.base :], filler[chosen.base :])
     for rate in chosen.rates:
         for seed in chosen.seeds:
@@ -115,11 +119,11 @@ def write_cell(
         pool += [rows[int(i)] for i in random.permutation(len(rows))[:count]]
     pool = [pool[int(i)] for i in random.permutation(len(pool))]
     folder.mkdir(exist_ok=True)
-    write_rows(folder / "corpus.jsonl", pool)
-    write_rows(folder / "indexed.jsonl", [*pool, *planted["unseen"]])
-    write_rows(folder / "benchmark.jsonl", [pair(row) for rows in kinds.values() for row in rows])
-    write_rows(folder / "queries.jsonl", [pair(row) for row in [*kinds["leaked"], *kinds["unseen"]]])
-    write_rows(folder / "kinds.jsonl", said)
+    write(folder / "corpus.jsonl", pool)
+    write(folder / "indexed.jsonl", [*pool, *planted["unseen"]])
+    write(folder / "benchmark.jsonl", [pair(row) for rows in kinds.values() for row in rows])
+    write(folder / "queries.jsonl", [pair(row) for row in [*kinds["leaked"], *kinds["unseen"]]])
+    write(folder / "kinds.jsonl", said)
 
 
 def copies(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contamination_tables import read_rows
+from planted import read_rows
 
 from stride_cli.audit.calibration import benjamini_hochberg, p_values
 from stride_cli.randomness import stream

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,13 +62,18 @@ def filler(path: Path | None, count: int, random: np.random.Generator, *, longes
     """So many short pairs of a file of {id, prompt, response}, ids ``filler/…``; none without a file."""
     if path is None:
         return []
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    rows = [json.loads(line) for line in content.splitlines()]
+    rows = read_rows(path)
     short = [r for r in rows if r["response"].strip() and len(r["prompt"]) + len(r["response"]) <= longest]
     order = random.permutation(len(short))[:count]
     return [row(f"filler/{short[i]['id']}", short[i]["prompt"], short[i]["response"]) for i in order]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON Lines file, also .gz."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    return [json.loads(line) for line in content.splitlines()]
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:

@@ -25,7 +25,7 @@ KNOWN = {"has", "apples", "how", "many", "more", "they"}
 def script(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(SUITES))
     yield importlib.import_module
-    for name in ("leaks", "leaks_rules", "leaks_tables", "contamination", "contamination_tables", "passages"):
+    for name in ("leaks", "leaks_rules", "leaks_tables", "planted"):
         sys.modules.pop(name, None)
 
 

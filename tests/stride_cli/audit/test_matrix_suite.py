@@ -24,7 +24,7 @@ DATA = next((each / "shared/data" for each in ROOT.parents if (each / "shared/da
 def suite(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(SUITES))
     yield importlib.import_module("audit_matrix")
-    for name in ("audit_matrix", "leaks_rules", "contamination", "passages"):
+    for name in ("audit_matrix", "leaks_rules", "planted"):
         sys.modules.pop(name, None)
 
 

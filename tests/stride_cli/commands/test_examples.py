@@ -254,30 +254,6 @@ def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Pat
     assert len(texts) == 1
 
 
-def test_the_contamination_suite(script: Runs, documents: list[dict], tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    numbers = [f"{n} boxes hold {n + 3} pears each, how many pears are there?" for n in range(50)]
-    problems = [
-        {"id": f"p{n}", "prompt": text, "response": f"They hold {n * (n + 3)}. #### {n * (n + 3)}"}
-        for n, text in enumerate(numbers)
-    ]
-    files = {"abc_news": documents[:30], "movie_reviews": documents[30:]}
-    files |= {"gsm8k_train": problems[:15], "gsm8k_test": problems[15:]}
-    for name, rows in files.items():
-        packed = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"data/{name}.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
-    line = ("bash", f"{EXAMPLES}/suites/contamination.sh", "data", "work", "r4.0-s0")
-    make = "--documents 80 --words 40 --copies 5 --once 4 --unseen 3 --clean 10 --base 15 --seeds 1 --rates 4"
-    small = {"WIDTH": "32", "VOCAB": "512", "MAKE": make, "EPOCHS": "1", "BASE_EPOCHS": "1"}
-    script(*line, **small)
-    cell = tmp_path / "work/r4.0-s0"
-    audits = [read((cell / f"{name}.jsonl").read_text()) for name in ("audit", "audit-absent", "audit-made")]
-    assert [audit[0]["controls"]["kind"] for audit in audits] == ["file", "absent", "made"]
-    table = script("python", f"{EXAMPLES}/suites/contamination_tables.py", "work")
-    assert {row["table"] for row in read(table.stdout)} == {"accuracy", "recall", "scores", "audit"}
-    assert "Verdicts at q < .05" in table.stderr
-
-
 def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     names = ["Mia", "Tom", "Ella", "Jack", "Nina", "Omar"]
