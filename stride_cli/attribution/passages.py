@@ -282,7 +282,7 @@ def carrying_span(
 
     Returns
     -------
-    (0, 0) where no value is positive, or one is not finite
+    (0, 0) where no sentence has a positive sum, or a value is not finite
     """
     if len(values) == 0 or not np.isfinite(values).all() or values.max() <= 0:
         return 0, 0
@@ -291,8 +291,7 @@ def carrying_span(
         piece = text[start:stop].rstrip()
         held[max(start, start + len(piece) - 1) if piece else start] += value
     total = np.concatenate([[0.0], np.cumsum(held)])
-    best, at = (0, len(text)), 0
-    most = -np.inf
+    best, at, most = (0, 0), 0, 0.0
     for sentence in sentences(text):
         start = text.index(sentence, at)
         at = start + len(sentence)
