@@ -104,8 +104,12 @@ class Camera:
 
     def take(self, page: Any, name: str, *, whole: bool = True) -> None:
         page.evaluate("document.activeElement.blur()")
-        if page.locator("#status").count():  # how long an answer took is this machine's
+        if page.locator("#status").count():  # how long an answer took, or models take, is this machine's
             page.evaluate("document.getElementById('status').textContent = ''")
+            page.evaluate(
+                "document.querySelectorAll('.verify .buttons .faint').forEach(each => "
+                "{ each.textContent = each.textContent.replace(/, about .*/, ''); })"
+            )
         picture = Image.open(BytesIO(page.screenshot(full_page=whole)))
         picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=200).save(
             PICTURES / f"{name}.png", optimize=True
