@@ -107,7 +107,9 @@ def open(where: Where, *, recalibrate: bool = False) -> Session:
 
 
 @at_border('query("run.stride", "The French Revolution began in")')
-def query(where: Where, prompt: str | Query, options: QueryOptions | None = None, **given: Any) -> Answer:
+def query(
+    where: Where, prompt: str | Query, options: QueryOptions | None = None, **given: str | None
+) -> Answer:
     """Rank the training documents behind one response; of several prompts, `open` the index once.
 
     `prompt`, `options`, what is `given`, and what is raised: see `Session.query`.
@@ -186,5 +188,4 @@ def as_place(where: Where) -> WorkspacePath:
     if isinstance(where, WorkspacePath):
         return where
     opened = where.index if isinstance(where, Session) else where
-    path = opened.path if isinstance(opened, Index) else opened
-    return WorkspacePath(locate(path))
+    return WorkspacePath(locate(opened.path if isinstance(opened, Index) else opened))

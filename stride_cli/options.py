@@ -239,8 +239,9 @@ def at_border(example: str) -> Callable[[Verb], Verb]:
         @functools.wraps(verb)
         def checked(*args: Any, **given: Any) -> Any:
             for name, value in signature.bind_partial(*args, **given).arguments.items():
-                hint = str(signature.parameters[name].annotation)
-                if not _is_of(value, hint, names):
+                parameter = signature.parameters[name]
+                hint, several = str(parameter.annotation), parameter.kind is parameter.VAR_KEYWORD
+                if not all(_is_of(each, hint, names) for each in (value.values() if several else [value])):
                     wanted = re.sub(r"\w+", lambda word: _written(names.get(word[0]), word[0]), hint)
                     found = f"{name} is {reprlib.repr(value)} (expected {wanted})"
                     raise UsageError(f"{example.partition('(')[0]}: {found}", fix=example)

@@ -559,5 +559,5 @@ def storage_errors(out: str | Path) -> Iterator[None]:
     except (IndexFormatError, BrokenPipeError, StorageError):
         raise
     except OSError as error:
-        fix = "give a place in a directory (not a file) that you may write to; the same command resumes"
+        fix = "give a place (no file) in a directory you may write to; the same command resumes"
         raise StorageError(f"{out}: cannot be written: {error.strerror or error}", fix=fix) from error

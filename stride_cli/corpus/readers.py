@@ -212,7 +212,7 @@ def _parse_json(line: bytes, name: str, number: int) -> Mapping[str, Any]:
 
 def _broken_json(where: str, line: bytes, name: str, error: Exception) -> CorpusError:
     fix = FIX_OR_SKIP
-    if name.lower().endswith(".json") or line.lstrip().startswith(b"["):
+    if name.lower().endswith(".json") or line.strip() in (b"[", b"[{"):
         fix = "give one object a line: jq -c '.[]? // .' FILE > FILE.jsonl"
     if isinstance(error, RecursionError):
         reason = "nested too deeply"
