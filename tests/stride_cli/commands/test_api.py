@@ -49,6 +49,8 @@ def test_options_are_called_by_their_names_and_have_types(tmp_path: Path) -> Non
         assert str(caught.value.fix).startswith(verb.__name__.removesuffix("_index"))
     with pytest.raises(api.UsageError, match=r"sources is .*5"):
         api.build(["a", 5])  # type: ignore
+    with pytest.raises(api.UsageError, match=r"given is .'response': 5. .expected str"):
+        api.query(tmp_path, "a", response=5)  # type: ignore
     with pytest.raises(api.CorpusError, match=r"corpus\.jsonl"):  # one file is no list of letters
         api.build(
             str(tmp_path / "corpus.jsonl"), model=files("stride_cli.demo") / "model", out=tmp_path / "o"
