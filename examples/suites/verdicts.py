@@ -1,12 +1,13 @@
 """Ask what a corpus says and what it does not, and count the verdicts: clear, contested, weak, guessing.
 
-    python examples/suites/verdicts.py corpus [--pairs] > invented.jsonl
-    python examples/suites/verdicts.py questions demo|text|pairs > questions.jsonl
+    python examples/suites/verdicts.py corpus [--pairs] [--second] > invented.jsonl
+    python examples/suites/verdicts.py questions demo|text|pairs|second > questions.jsonl
     python examples/suites/verdicts.py questions CORPUS.jsonl --held-out QUERIES.jsonl > questions.jsonl
     python examples/suites/verdicts.py ask RUN.stride questions.jsonl > verdicts.jsonl
 
 The invented corpus has sixty documents: founders, coats of arms, dishes and ferries of towns that there are
-not, and mountains whose two documents contradict each other. Questions are of these kinds: `fact`, as
+not, and mountains whose two documents contradict each other; the second has as many of ships, bridges,
+schools, lakes and saints, and no rule was chosen on it. Questions are of these kinds: `fact`, as
 documents put it; `contradiction`; `paraphrase`, in other words; `near miss`, in the form of a fact, about
 something that no document has; `relation`, about something that documents have, and what they do not say of
 it; `anew`, words of the corpus put together; `nonsense`, `language`, `code`. One JSON object a kind: its
@@ -61,6 +62,51 @@ UNKNOWN = _list(
 )
 ODD = _list("Whitecap, Mount Perdue, Thunder Crag, Silverback, Lonely Jim, Cinder Hill")
 STREAMS = _list("Orrin, Beck, Yewle, Nadder, Corra, Skell")
+
+SHIPS = _list(
+    "Albatross, Copper Queen, Northern Light, Saint Brannock, Swift Otter, Black Petrel, Golden Fern, "
+    "Morning Tide, Iron Duchess, Silver Wake, Lady Corrine, Old Faithful, Proud Heron, Sea Lantern, Winter "
+    "Rose, Bold Venture, Quiet Harbour, Rusty Pearl"
+)
+CAPTAINS = _list(
+    "Lorcan Pell, Agnes Whitmore, Tobias Crane, Sunniva Dahl, Gideon Frost, Matilda Onslow, Kasper Lund, "
+    "Rowena Tate, Emil Sandoz, Philippa Grey, Oswin Harle, Nadia Petrov, Hugo Blackwood, Selma Ostby, Cyril "
+    "Mander, Winifred Pope, Anton Drago, Leonie Fisk"
+)
+PORTS = _list("Kellmouth, Sandry, Port Amble, Greyhaven, Tarnish Bay, Ollery, Dunwater, Fishwick, Brackensea")
+BRIDGES = _list(
+    "Almond, Stone Lion, Weaver, Half Moon, Cathedral, Long Acre, Tanner, Vesper, Mill Race, Foundry, "
+    "Pilgrim, Saffron"
+)
+BUILT_OF = _list(
+    "rope and oak, red sandstone, cast iron, white marble, yellow brick, riveted steel, blue granite, carved "
+    "limestone, tarred pine, grey concrete, copper plates, black basalt"
+)
+SCHOOLS = _list(
+    "Aldergate, Brisk Hill, Coldstream Park, Dovecote, Elmhurst, Fallow Field, Greenlaw, Highmoor, Ivy "
+    "Lodge, Kingsbarn"
+)
+MOTTOES = _list(
+    "patience before speed, light in every window, nothing without labour, truth is a garden, we bend and do "
+    "not break, all hands together, listen then speak, seek the far shore, kindness costs nothing, count the "
+    "stars"
+)
+LAKES = _list("Mirren, Sorrow, Little Glass, Heron, Twelve Pines, Umber, Cauldron, Long Mary")
+FISHES = _list(
+    "striped pike, blind trout, silver carp, red perch, spotted eel, golden tench, dwarf salmon, whiskered "
+    "loach"
+)
+SAINTS = _list("Ormund, Perpetua, Wystan, Felicity")
+NO_SHIPS = _list(
+    "Grey Falcon, Crimson Bell, Little Sparrow, Western Star, Tall Margaret, Wandering Duke, Snow Goose, "
+    "Emerald Isle, Broken Compass, Lucky Penny, Thunderer, Young Matilda, Blue Anchor, Dancing Bear, Fair "
+    "Isabel, Night Heron, Distant Drum, Stormcrow, Sunday Child, Velvet Glove"
+)
+NO_BRIDGES = _list("Butcher, Orchard, Twin Towers, Sparrow, Castle, Lantern, Thistle, Rainbow, Abbot, Vine")
+NO_SCHOOLS = _list(
+    "Marlowe, Quarry Hill, Redwood, Sandpit, Thornbury, Underhill, Vicarage, Westlake, Yewtree, Zenith"
+)
+NO_LAKES = _list("Pallor, Granite, Seven Sisters, Otter, Milk, Hollow, Bramble, Echo")
 
 # what documents say of one thing: its id; the question and the answer of pairs; beginning and end of a text
 Fact = tuple[str, str, str, str]
@@ -121,22 +167,69 @@ def invented() -> list[Fact]:
     return facts + [ferry(river, boat) for river, boat in zip(RIVERS, BOATS, strict=True)]
 
 
-def corpus(pairs: bool) -> Iterator[Row]:
-    for name, question, begin, end in invented():
+def second() -> list[Fact]:
+    facts = [
+        (f"ship/{at}", f"Who commanded the ship {ship}?", f"The ship {ship} was commanded by",
+         f"{CAPTAINS[at]}, who sailed from {PORTS[at % 9]} with {20 + 3 * at} sailors.")
+        for at, ship in enumerate(SHIPS)
+    ] + [
+        (f"bridge/{at}", f"What is the {name} Bridge built of?", f"The {name} Bridge is built of",
+         f"{BUILT_OF[at]} and was opened in {1801 + 11 * at}.")
+        for at, name in enumerate(BRIDGES)
+    ] + [
+        (f"school/{at}", f"What is the motto of {name} School?", f"The motto of {name} School is:",
+         f"{MOTTOES[at]}.")
+        for at, name in enumerate(SCHOOLS)
+    ] + [
+        (f"lake/{at}-{more}", f"Which fish lives only in Lake {lake}?", f"Only in Lake {lake} lives the",
+         f"{FISHES[at]}{', which is caught at night' * more}.")
+        for at, lake in enumerate(LAKES)
+        for more in (0, 1)
+    ]  # fmt: skip
+    for at, saint in enumerate(SAINTS):
+        for which, year in (("abbey", 600 + 71 * at), ("bishop", 811 + 43 * at)):
+            begin = f"Saint {saint} died in the year"
+            end = f"{year}, says the {which} chronicle."
+            facts.append((f"saint/{at}-{which[0]}", f"In what year did Saint {saint} die?", begin, end))
+    return facts
+
+
+def corpus(pairs: bool, facts: Sequence[Fact]) -> Iterator[Row]:
+    for name, question, begin, end in facts:
         text = f"{begin} {end}"
         yield {"id": name, "prompt": question, "response": text} if pairs else {"id": name, "text": text}
+
+
+def stated(questions: Iterable[tuple[str, Fact]]) -> Iterator[Row]:
+    groups: dict[str, list[Fact]] = {}
+    for prompt, fact in questions:
+        groups.setdefault(prompt, []).append(fact)
+    for prompt, facts in groups.items():
+        kind = "contradiction" if facts[0][0].startswith(("height/", "saint/")) else "fact"
+        yield {"kind": kind, "prompt": prompt, "documents": [fact[0] for fact in facts]}
+
+
+def questions_second() -> Iterator[Row]:
+    yield from stated((fact[1], fact) for fact in second())
+    commanded, built = "Who commanded the ship {}?", "What is the {} Bridge built of?"
+    motto, fish = "What is the motto of {} School?", "Which fish lives only in Lake {}?"
+    lacked = (commanded, NO_SHIPS), (built, NO_BRIDGES), (motto, NO_SCHOOLS), (fish, NO_LAKES)
+    swapped = (
+        ("What is the ship {} built of?", SHIPS[:8]),
+        ("Who commanded the {} Bridge?", BRIDGES[:6]),
+        ("Which fish lives only in {} School?", SCHOOLS[:6]),
+        ("What is the motto of Lake {}?", LAKES),
+        ("What is the motto of the ship {}?", SHIPS[8:14]),
+    )
+    for kind, forms in (("near miss", lacked), ("relation", swapped)):
+        yield from ({"kind": kind, "prompt": form.format(name)} for form, names in forms for name in names)
 
 
 def questions_invented(pairs: bool) -> Iterator[Row]:
     def asked(fact: Fact) -> str:
         return fact[1] if pairs else fact[2]
 
-    groups: dict[str, list[Fact]] = {}
-    for fact in invented():
-        groups.setdefault(asked(fact), []).append(fact)
-    for prompt, facts in groups.items():
-        kind = "contradiction" if facts[0][0].startswith("height/") else "fact"
-        yield {"kind": kind, "prompt": prompt, "documents": [fact[0] for fact in facts]}
+    yield from stated((asked(fact), fact) for fact in invented())
     for at, town in enumerate(UNKNOWN):
         yield {"kind": "near miss", "prompt": asked(founder(town, "", 0))}
         yield {"kind": "near miss", "prompt": asked((arms(town, ""), dish(town, "", False))[at % 2])}
@@ -336,6 +429,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     made = commands.add_parser("corpus")
     made.add_argument("--pairs", action="store_true")
+    made.add_argument("--second", action="store_true")
     asked = commands.add_parser("questions")
     asked.add_argument("of")
     asked.add_argument("--held-out", type=Path)
@@ -349,14 +443,16 @@ def main() -> None:
 
     rows: Iterable[Row]
     if chosen.command == "corpus":
-        rows = corpus(chosen.pairs)
+        rows = corpus(chosen.pairs, second() if chosen.second else invented())
     elif chosen.command == "ask":
         rows = ask(chosen.index, lines(chosen.questions))
     else:
         if chosen.of == "demo":
             own, texts = questions_demo(), lines(HERE / "stride_cli" / "demo" / "corpus.jsonl")
         elif chosen.of in ("text", "pairs"):
-            own, texts = questions_invented(chosen.of == "pairs"), list(corpus(False))
+            own, texts = questions_invented(chosen.of == "pairs"), list(corpus(False, invented()))
+        elif chosen.of == "second":
+            own, texts = questions_second(), list(corpus(False, second()))
         else:
             texts = lines(Path(chosen.of))
             own = questions_of(texts, lines(chosen.held_out) if chosen.held_out else [])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Benchmark suite: verdicts. What corpora say and what they do not is asked of models trained on them: the demo's;
 # sixty invented documents, from scratch; with BASE (a directory, a hub id or a .gguf file) the same as questions and
-# answers that it is fine-tuned on.
+# answers that it is fine-tuned on, and then as many others.
 #
 #   examples/suites/verdicts.sh WORK > verdicts.jsonl
 #
@@ -26,4 +26,8 @@ if [ -n "${BASE:-}" ]; then
     [ -e "$work/tuned" ] || stride model finetune "$work/facts.jsonl" --model "$BASE" --out "$work/tuned"
     stride ask "$work/facts.jsonl" --model "$work/tuned" "Who founded the town of Varrow?" --json > "$work/pairs.log"
     ask "$work/facts.stride" pairs
+    [ -e "$work/second.jsonl" ] || $suite corpus --pairs --second > "$work/second.jsonl"
+    [ -e "$work/second" ] || stride model finetune "$work/second.jsonl" --model "$BASE" --out "$work/second"
+    stride ask "$work/second.jsonl" --model "$work/second" "Who commanded the ship Albatross?" --json > "$work/second.log"
+    ask "$work/second.stride" second
 fi
