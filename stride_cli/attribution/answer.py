@@ -97,7 +97,7 @@ class Answer:
     verdict : Verdict or None          what may be concluded; None where the index is not calibrated
     line : float or None               the verdict's, where influences are what null prompts' were
     missing : of str                   rarest words of the prompt that stand in no document above the line
-    pieces : of (str, float)           the response cut at its tokens, and how much each counts, 0 … 1
+    pieces : of (str, float)           the response cut at its words, and how much each counts, 0 … 1
     large : set of int                 documents with over a tenth of all chunks: they have no interval
     never_trained : set of int or None documents that the model was not trained on; see `untrained_documents`
     """

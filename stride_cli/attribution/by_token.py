@@ -74,8 +74,7 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
 
     if session.model.classes or answer.query.parts:
         raise UsageError(
-            "a classifier's response or a comparison is one token, and several prompts have no one text: "
-            "there is nothing to divide",
+            "a class, a comparison and several prompts together have no tokens: there is nothing to divide",
             fix="ask a language model about one response by itself",
         )
     steered = session.steered[0]

@@ -63,8 +63,7 @@ def direct_scale(operators: Operators) -> float:
     if operators.direct_scale is None:
         raise UsageError(
             "--read reads single chunks in the gates' own units, which these operators do not have",
-            fix="fit a language model's operators by the default, in closed form with Kronecker factors "
-            "(stride train --overwrite), or read none (--read 0)",
+            fix="fit a language model's by the default (stride train --overwrite), or read none (--read 0)",
         )
     return operators.direct_scale
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _REPLACEMENT = "\ufffd"
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer → token → its text
 _SHARE = 0.1  # of the step of exact measurement: a query's own gradient bends losses sooner than a subset's
-WORD = re.compile(r"\w+")
+WORD, _WORDS = re.compile(r"\w+"), re.compile(r"\w+|\s+|[^\w\s]+")
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?\n]+(?:[\"')\]]+)?|[^.!?\n]+$")
 
 
@@ -241,6 +241,14 @@ def response_pieces(tokenizer: Any, query: Query) -> list[tuple[str, int | None]
     stop = begin + len(query.response)
     pieces = [(text[max(start, begin) : min(end, stop)], place) for place, (start, end) in enumerate(spans)]
     return [(piece, place) for piece, place in pieces if piece]
+
+
+def word_weights(tokenizer: Any, query: Query) -> tuple[tuple[str, float], ...]:
+    """Cut a query's response at its words; one counts as its token that counts most, space nothing."""
+    pieces = response_pieces(tokenizer, query)
+    weights = [0.0 if at is None else float(query.weights[at]) for text, at in pieces for _ in text]
+    found = ((match[0], weights[slice(*match.span())]) for match in _WORDS.finditer(query.response))
+    return tuple((text, 0.0 if text.isspace() else max(own, default=0.0)) for text, own in found)
 
 
 def token_spans(tokenizer: Any, ids: np.ndarray) -> tuple[str, list[tuple[int, int]]]:

@@ -106,8 +106,7 @@ class Settings:
         if options.redundancy and not estimated:
             raise UsageError(
                 "query.redundancy needs a projection of every chunk, and to estimate by it",
-                fix="leave out query.redundancy and query.estimate, or make projections: stride train "
-                "--project 8192",
+                fix="leave out query.redundancy and query.estimate, or stride train --project 8192",
             )
         # 0 where they would take too long, or where gates have no unit for single chunks
         reads = default_reads(workspace, operators) if options.read is None else options.read

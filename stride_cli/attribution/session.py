@@ -244,8 +244,7 @@ class Session:
             return replace(self.query(one, options), added=add)
         if options.bottom:
             raise UsageError(
-                "what opposes prompts is not looked at where what supports any of them is added up "
-                f"(found --bottom {options.bottom})",
+                f"opposers are not asked for where support is added up (found --bottom {options.bottom})",
                 fix='leave --bottom out; in Python, query_pooled(add="all")',
             )
         pipeline = self.pipeline(options)
@@ -448,7 +447,7 @@ class Session:
     def _answer(self, pipeline: Pipeline | Several, options: QueryOptions, asked: _Asked) -> Answer:
         """Documents in order, their passages, and what may be concluded."""
         from stride_cli.attribution.nats import TENTH
-        from stride_cli.attribution.passages import response_pieces, row_labels
+        from stride_cli.attribution.passages import row_labels, word_weights
         from stride_cli.operators.linear_response import gradients_with_loss
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
@@ -501,10 +500,7 @@ class Session:
             verdict=verdict,
             line=line,
             missing=self._missing(query, supporters, line),
-            pieces=tuple(
-                (text, 0.0 if at is None else float(query.weights[at]))
-                for text, at in ([] if labels else response_pieces(self.model.tokenizer, query))
-            ),
+            pieces=() if labels else word_weights(self.model.tokenizer, query),
             scale=scale,
             large=frozenset(each for each in numbers if len(self.index.document_chunks(each)) > most),
             never_trained=self.never_trained,

@@ -46,7 +46,7 @@ class ShownAnswer:
     Attributes
     ----------
     record : dict              the ``stride.answer/1`` record
-    pieces : tuple             the response as (text, decided) pairs, a token each; decided is None where the
+    pieces : tuple             the response as (text, decided) pairs, a word each; decided is None where the
                                scored tokens are not known
     supporters, opposers : tuple of ShownHit
     responses : two (K,) float64, or None      of the subsets, and what the recovery explains of them; only

@@ -78,7 +78,7 @@ class Look(NamedTuple):
     opposing: str = "documents that oppose this"
 
 
-DECIDED = 0.1  # of what the most decided token counts: from there on a token is marked
+DECIDED = 0.1  # of what the most decided token counts: from there on a word is marked
 UNJUDGED = Look("dim", "", "", "")
 _SURER = "the model is surer than after unrelated prompts, and the strongest documents"
 _NOT = "the model is no surer than after unrelated prompts"

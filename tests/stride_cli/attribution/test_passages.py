@@ -16,10 +16,12 @@ from stride_cli.attribution.passages import (
     sentences,
     template_opening,
     token_spans,
+    word_weights,
     words,
 )
 from stride_cli.corpus.documents import Document
 from stride_cli.corpus.forms import PLAIN, Form, render
+from stride_cli.data.queries import Query
 from stride_cli.demo.demo_model import MODEL
 from stride_cli.models.language.checkpoint import load_tokenizer
 from stride_cli.report.contents import matching_spans
@@ -128,3 +130,10 @@ def test_what_a_template_puts_in_front_by_itself_is_found() -> None:
     for turns, left in (({"prompt": "A?", "response": "B."}, "A?B."), ({"messages": OWN}, "<|system|>Hm")):
         ids = tokenizer.encode(render(Document("", **turns), chat, tokenizer)[0], add_special_tokens=False)
         assert tokenizer.decode(ids, skip_special_tokens=True).removeprefix(opening) == left
+
+
+def test_words_count_as_their_strongest_token() -> None:
+    ids = np.arange(6)
+    tokenizer = Pieces([b"Asked", b" in", b" Var", b"row", b",", b" 17"])
+    query = Query("Asked in", " Varrow, 17", ids, np.array([0, 0, 0.25, 1, 0, 0.5]), generated=True)
+    assert word_weights(tokenizer, query) == ((" ", 0), ("Varrow", 1), (",", 0), (" ", 0), ("17", 0.5))

@@ -90,7 +90,7 @@ def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> N
     assert together.verdict is None and together.scale is None and together.recall is None
     record = together.to_record()
     assert (record["pooled"], record["added"], record["unit"]) == (3, "support", "relative")
-    with pytest.raises(UsageError, match="what opposes prompts is not looked at"):
+    with pytest.raises(UsageError, match="opposers are not asked for"):
         session.query_pooled(prompts, replace(options, bottom=3), add="support")
     for some, added in ((prompts, "all"), (prompts[2:], "support"), ([*prompts[2:]] * 2, "support")):
         assert session.query_pooled(some, replace(options, top=1)).added == added
