@@ -210,7 +210,7 @@ Column = tuple[str, str]
 """Heading and suite."""
 BRIEF: tuple[Column, ...] = (  # on whose queries nothing was chosen
     ("WikiText, trained from scratch", "suites/wikitext_fresh"),
-    ("instructions, fine-tuned", "suites/instructions_today"),
+    ("instructions, fine-tuned", "suites/instructions_defaults"),
     ("SmolLM2-135M, fine-tuned", "suites/instructions_135m_mixed"),
 )
 
@@ -236,7 +236,7 @@ RESULTS_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 OTHER_HALVES = {
     "suites/wikitext_fresh": "suites/wikitext_earlier",
-    "suites/instructions_today": "suites/instructions",
+    "suites/instructions_defaults": "suites/instructions",
 }
 
 
