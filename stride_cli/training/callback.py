@@ -129,15 +129,9 @@ class StrideCallback(TrainerCallback):
         """Add a point to the loss curve."""
         logs = given.get("logs") or {}
         if self._run is not None and "loss" in logs:
-            self._log.append(
-                {
-                    "step": state.global_step,
-                    "epoch": math.floor(state.epoch or 0),
-                    "loss": float(logs["loss"]),
-                    "lr": float(logs.get("learning_rate", math.nan)),
-                    "tokens": int(state.num_input_tokens_seen or 0),
-                }
-            )
+            point = {"step": state.global_step, "epoch": math.floor(state.epoch or 0)}
+            point |= {"loss": float(logs["loss"]), "lr": float(logs.get("learning_rate", math.nan))}
+            self._log.append(point | {"tokens": int(state.num_input_tokens_seen or 0)})
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write the order so far: the training may go on from here after a kill."""
@@ -173,6 +167,12 @@ class StrideCallback(TrainerCallback):
 
 def _save_whole(given: dict[str, Any], directory: Path) -> None:
     model, weights = whole_model(given["model"])
+    parts = model.parameters() if weights is None else weights.values()
+    if not all(bool(part.isfinite().all()) for part in parts):
+        raise ModelError(
+            "the trained weights are not finite: nothing is recorded",
+            fix='train again in float32 or bfloat16: from_pretrained(…, dtype="float32")',
+        )
     save_model(model, given["processing_class"], directory, weights)
 
 

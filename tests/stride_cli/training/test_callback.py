@@ -206,6 +206,18 @@ def test_what_cannot_be_recorded_is_refused_before_the_first_step(
         StrideCallback(tmp_path / "there")
 
 
+@trains
+def test_weights_that_are_not_finite_are_not_recorded(documents, tokenizer, tmp_path: Path) -> None:
+    from stride_cli import StrideCallback
+
+    data = examples(documents, tokenizer)
+    trainer = make_trainer(tmp_path, tokenizer, data, StrideCallback(tmp_path / "run", dataset=data))
+    next(trainer.model.parameters()).data[0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("example", "expected"),
     [
