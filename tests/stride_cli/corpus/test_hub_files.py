@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stride_cli.corpus.build import IndexedModel, _recorded_sources, build_index
+from stride_cli.corpus.build import IndexedModel, _config, build_index
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.corpus.readers import ReadOptions, read_documents
 from stride_cli.corpus.sources import pinned
@@ -107,7 +107,7 @@ def test_an_index_records_the_commit_and_a_build_goes_on(hub: Hub, tokenizer, tm
     assert pinned(f"{source}@{first}") == f"{source}@{first}"
     again = build_index([f"{source}@{whole}"], model, tmp_path / "again.stride", options)
     assert again.attributes["fingerprints"] == index.attributes["fingerprints"]
-    assert _recorded_sources(["-", source], out) == ["-", source]
+    assert _config(["-", source], out, ReadOptions())["sources"] == ["-", source]
 
 
 def test_an_index_of_somebody_else_fetches_nothing(hub: Hub, facts: str) -> None:
