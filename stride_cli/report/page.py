@@ -63,7 +63,7 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
     parts = []
     if any(scored for answer in answers for _, scored in answer.pieces):
         parts.append(
-            '<span class="token">Marked tokens</span> are those that this prompt decides; they count most.'
+            '<span class="token">Marked words</span> are those that this prompt decides; they count most.'
         )
     hits = [hit for answer in answers for hit in (*answer.supporters, *answer.opposers)]
     measured = [hit.held is not None for hit in hits if hit.span[1]]
