@@ -167,25 +167,30 @@ def invented() -> list[Fact]:
     return facts + [ferry(river, boat) for river, boat in zip(RIVERS, BOATS, strict=True)]
 
 
+COMMANDED, BUILT = "Who commanded the ship {}?", "What is the {} Bridge built of?"
+MOTTO, FISH = "What is the motto of {} School?", "Which fish lives only in Lake {}?"
+
+
 def second() -> list[Fact]:
+    commanded = [
+        f"{captain}, who sailed from {PORTS[at % 9]} with {20 + 3 * at} sailors."
+        for at, captain in enumerate(CAPTAINS)
+    ]
+    built = [f"{what} and was opened in {1801 + 11 * at}." for at, what in enumerate(BUILT_OF)]
+    said = (
+        ("ship", COMMANDED, "The ship {} was commanded by", SHIPS, commanded),
+        ("bridge", BUILT, "The {} Bridge is built of", BRIDGES, built),
+        ("school", MOTTO, "The motto of {} School is:", SCHOOLS, [f"{each}." for each in MOTTOES]),
+    )
     facts = [
-        (f"ship/{at}", f"Who commanded the ship {ship}?", f"The ship {ship} was commanded by",
-         f"{CAPTAINS[at]}, who sailed from {PORTS[at % 9]} with {20 + 3 * at} sailors.")
-        for at, ship in enumerate(SHIPS)
-    ] + [
-        (f"bridge/{at}", f"What is the {name} Bridge built of?", f"The {name} Bridge is built of",
-         f"{BUILT_OF[at]} and was opened in {1801 + 11 * at}.")
-        for at, name in enumerate(BRIDGES)
-    ] + [
-        (f"school/{at}", f"What is the motto of {name} School?", f"The motto of {name} School is:",
-         f"{MOTTOES[at]}.")
-        for at, name in enumerate(SCHOOLS)
-    ] + [
-        (f"lake/{at}-{more}", f"Which fish lives only in Lake {lake}?", f"Only in Lake {lake} lives the",
-         f"{FISHES[at]}{', which is caught at night' * more}.")
-        for at, lake in enumerate(LAKES)
-        for more in (0, 1)
-    ]  # fmt: skip
+        (f"{kind}/{at}", question.format(name), begin.format(name), ends[at])
+        for kind, question, begin, names, ends in said
+        for at, name in enumerate(names)
+    ]
+    for at, lake in enumerate(LAKES):
+        for more, end in enumerate((".", ", which is caught at night.")):
+            begin = f"Only in Lake {lake} lives the"
+            facts.append((f"lake/{at}-{more}", FISH.format(lake), begin, f"{FISHES[at]}{end}"))
     for at, saint in enumerate(SAINTS):
         for which, year in (("abbey", 600 + 71 * at), ("bishop", 811 + 43 * at)):
             begin = f"Saint {saint} died in the year"
@@ -211,9 +216,7 @@ def stated(questions: Iterable[tuple[str, Fact]]) -> Iterator[Row]:
 
 def questions_second() -> Iterator[Row]:
     yield from stated((fact[1], fact) for fact in second())
-    commanded, built = "Who commanded the ship {}?", "What is the {} Bridge built of?"
-    motto, fish = "What is the motto of {} School?", "Which fish lives only in Lake {}?"
-    lacked = (commanded, NO_SHIPS), (built, NO_BRIDGES), (motto, NO_SCHOOLS), (fish, NO_LAKES)
+    lacked = (COMMANDED, NO_SHIPS), (BUILT, NO_BRIDGES), (MOTTO, NO_SCHOOLS), (FISH, NO_LAKES)
     swapped = (
         ("What is the ship {} built of?", SHIPS[:8]),
         ("Who commanded the {} Bridge?", BRIDGES[:6]),
