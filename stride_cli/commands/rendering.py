@@ -101,7 +101,7 @@ def _hits(
                 line.append(f"{influence_text(hit, record['unit'])} ", style="dim")
             for start, stop in matching_spans(passage.plain, query):
                 passage.stylize("bold yellow", start, stop)
-        line.append(one_line(hit.get("title", hit["document"])), style="" if quiet else "bold")
+        line.append(one_line(told.called(hit)), style="" if quiet else "bold")
         if "title" in hit:
             line.append(f"  {one_line(hit['document'])}", style="dim")
         if special := "; ".join(told.flags(hit)):

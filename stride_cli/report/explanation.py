@@ -57,7 +57,7 @@ def conclude(record: Record) -> str:
     if not _prominent(record, first):
         look = (
             "Name no single source: the response comes from many documents, and the strongest shown, "
-            f"{_called(first)}, holds only {share_text(first['share'])} of all influence."
+            f"{called(first)}, holds only {share_text(first['share'])} of all influence."
         )
     return (
         f"{look} This says what moved the model, not whether the response is true, nor whether it would be "
@@ -109,9 +109,9 @@ def verdict(record: Record) -> str:
             "Guessing: the model is no surer of this response than of what it says after unrelated prompts, "
             f"so that what is listed shaped its words, and is no source.{lacking}"
         )
-    judged, first = record["judged"], next(map(_called, record["hits"]), "a document")
+    judged, first = record["judged"], next(map(called, record["hits"]), "a document")
     if word == "contested":
-        names = {hit["document"]: _called(hit) for hit in (*record["hits"], *record["opposers"])}
+        names = {hit["document"]: called(hit) for hit in (*record["hits"], *record["opposers"])}
         other = names.get(judged["against"], judged["against"])
         return f"Contested: the model is torn between {first} and {other}: read both."
     if word == "weak":
@@ -192,10 +192,10 @@ def caveats(record: Record) -> list[str]:
     if recall is not None and 2 * recall["at_least"] < recall["top"]:
         found.append(f"What was read may not be what matters most: {found_of(recall)}.")
     if weighted and not weighted[0]["seen"]:
-        found.append(f"The operators never saw {_called(weighted[0])}.")
+        found.append(f"The operators never saw {called(weighted[0])}.")
     if hit := next((hit for hit in weighted if hit["neighbours"]), None):
         found.append(
-            f"{_called(hit)} cannot be told apart from {_count(hit['neighbours'], 'other chunk')} in "
+            f"{called(hit)} cannot be told apart from {_count(hit['neighbours'], 'other chunk')} in "
             "nearly the same subsets: any of them may be the source."
         )
     if loss is not None and loss > _SURPRISING:
@@ -281,13 +281,14 @@ def _weights(record: Record) -> int:
     return int(record["recovery"].get("influences", record["recovery"]["nonzeros"]))
 
 
-def _called(hit: Record) -> str:
+def called(hit: Record) -> str:
+    """Name a hit's document: its title, or its id where it has none."""
     return str(hit.get("title", hit["document"]))
 
 
 def _names(hits: Sequence[Record]) -> str:
     """List documents in words: the first few, and how many more."""
-    names = [_called(hit) for hit in hits[:_LISTED]]
+    names = [called(hit) for hit in hits[:_LISTED]]
     if len(hits) > _LISTED:
         return f"{', '.join(names)} and {len(hits) - _LISTED} more"
     *others, last = names

@@ -11,6 +11,7 @@ from stride_cli.report.contents import ShownAnswer, ShownHit, matching_spans
 from stride_cli.report.drawing import about_page, asset, html_page, verdict_style
 from stride_cli.report.explanation import (
     asked,
+    called,
     caveats,
     conclude,
     fewer,
@@ -89,7 +90,7 @@ def _contents(answers: Sequence[ShownAnswer]) -> str:
         hit = max(named, key=lambda each: each["share"], default=None)
         prompt = shortened(answer.record["prompt"].strip() or "…", 70)
         said = shortened(answer.record["response"].strip() or "…", 70)
-        strongest = "–" if hit is None else html_text(shortened(hit.get("title", hit["document"]), 40))
+        strongest = "–" if hit is None else html_text(shortened(called(hit), 40))
         if hit is not None and hit["sign"] == "opposes":
             strongest += " (opposes)"
         cells = [f'<a href="#q{number}">{html_text(prompt)}</a>', html_text(said)]
