@@ -437,9 +437,13 @@ class _Ray:
         import ray
 
         with contextlib.redirect_stdout(sys.stderr):
-            self._started = not ray.is_initialized()
-            if self._started:
-                ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+            self._ray, self._started = ray, not ray.is_initialized()
+            try:
+                if self._started:
+                    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+            except Exception as error:  # of many classes, which say what failed and not what helps
+                fix = "start a cluster (ray start --head) and rerun, or leave out --engine ray"
+                raise StrideError(f"Ray did not start: {first_line(error)}", fix=fix) from error
             kind = "GPU" if on_gpu else "CPU"
             # twice as many as there is room for: no worker waits for this process
             self.ahead = count or max(1, int(2 * ray.cluster_resources().get(kind, 1)))
@@ -455,17 +459,13 @@ class _Ray:
         return handle
 
     def first(self, running: Iterable[Any]) -> Any:
-        import ray
-
         with contextlib.redirect_stdout(sys.stderr):
-            return ray.wait(list(running), num_returns=1)[0][0]
+            return self._ray.wait(list(running), num_returns=1)[0][0]
 
     def result(self, handle: Any) -> Any:
-        import ray
-
         try:
-            answer = ray.get(handle)
-        except ray.exceptions.RayError as error:
+            answer = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
             raise StrideError(
                 f"Ray could not do a part of the work: {str(error).splitlines()[0]}",
                 fix="look at the cluster with `ray status`, and rerun: what is finished is kept",
@@ -474,13 +474,11 @@ class _Ray:
         return answer
 
     def close(self) -> None:
-        import ray
-
         with contextlib.redirect_stdout(sys.stderr):
             for handle in self._running:
-                ray.cancel(handle, force=True)
+                self._ray.cancel(handle, force=True)
             if self._started:
-                ray.shutdown()
+                self._ray.shutdown()
 
 
 def _run_on_ray(work: Callable[[Any], Any], task: Any, threads: int) -> Any:

@@ -295,26 +295,23 @@ def _adapt(base: Path, out: Path) -> None:
 
 @pytest.mark.slow
 def test_a_recorded_run_is_indexed_and_its_tokens_shown(shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guide's script, run word for word, and what it shows after it."""
-    pytest.importorskip("accelerate")
     from stride_cli.models.language.bpe import train_bpe
     from tests.tiny_models import tiny_nanochat
 
     monkeypatch.chdir(shell.directory)
     guide = (ROOT / "docs/guides/trainer.md").read_text(encoding="utf-8")
     names = [(a, b) for a in ("Mar", "Tis", "Pel") for b in ("nik", "sa", "vin", "tol", "rek", "dro")]
-    pairs = [(f"The guardian of {a + b} is", f" {(b + a).title()}.") for a, b in names]
-    tokenizer = train_bpe(map("".join, pairs), vocab_size=999, context_length=64)
+    pairs = {f"The guardian of {a + b} is": f" {(b + a).title()}." for a, b in names}
+    tokenizer = train_bpe(map("".join, pairs.items()), vocab_size=999, context_length=64)
     tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.bos_token
     tokenizer.save_pretrained("base")
     tiny_nanochat(len(tokenizer)).save_pretrained("base")
-    rows = [{"prompt": prompt, "completion": end + "<|end|>"} for prompt, end in pairs]
-    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"prompt": prompt, "completion": end + "<|end|>"} for prompt, end in pairs.items()]
+    Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     exec(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0], {})
     *_, shown = _values(shell(RECORDED))
     assert shown["document"] == "17" and shown["form"]["source"] == "run"
-    printed = shell(RECORDED.splitlines()[-1] + " --text")
-    assert f"```text\n{printed}```" in guide
+    assert f"```text\n{shell(RECORDED.splitlines()[-1] + ' --text')}```" in guide
 
 
 def test_ci_runs_the_two_commands_word_for_word_and_in_order() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -217,6 +218,8 @@ def test_ray_does_what_processes_do(
 ) -> None:
     """On two nodes: the same index, operators and outcomes, though workers are killed, and a whole node."""
     pytest.importorskip("ray")
+    with pytest.raises(StrideError, match="not start: Inv"), patch.dict(os.environ, RAY_ADDRESS="nowhere"):
+        Workers(len, 1, engine="ray").__enter__()
     task, _ = open_task()
     model = str(trained / "model")
     places = [str(task.index.path), model, str(trained / "queries.jsonl")]

@@ -76,7 +76,7 @@ def test_from_gguf_to_an_answer(model: tuple[list[str], str, tuple[int, int, int
     corpus.write_text("\n".join(rows) + "\n")
     built = api.build([str(corpus)], model=path, out=index, options=api.BuildOptions(n_subsets=5, degree=2))
     assert [built.chunk_tokens(row).tolist() for row in range(built.n_chunks)] == said
-    api.fit_index(index, api.ClosedOptions(rank=2, space="residual-matrix+logit", project=64), model=lm)
+    api.fit_index(index, api.ClosedOptions(rank=32, space="residual-matrix+logit", project=64), model=lm)
     prompt, response = FACTS[0].rsplit(" ", 1)
     answer = api.Session.open(index, model=lm).query(prompt, response=response)
     assert answer.to_record()["hits"][0]["document"] == "0"
