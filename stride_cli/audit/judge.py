@@ -237,13 +237,11 @@ def _verdict(copy: Copy, test: Test, row: int, q: float, level: float) -> tuple[
         return UNDECIDED, "nothing in it can be changed to compare it with"
     if q < level:
         return LEAKED, ""
-    if test.power[row] < _POWER:
-        return (
-            UNDECIDED,
-            f"with these controls {test.power[row]:.0%} of items whose loss was halved are found",
-        )
     if p <= level:
         return UNDECIDED, "unusual by itself, not among so many items: more controls would tell"
+    if test.power[row] < _POWER:
+        found = f"{test.power[row]:.0%} of items whose loss was halved are found"
+        return UNDECIDED, f"with these controls {found}"
     if test.kind == "made":
         return UNDECIDED, "versions of items as controls show what was learnt by heart alone"
     return PRESENT, ""

@@ -173,7 +173,7 @@ def test_controls_that_are_in_the_corpus_are_refused(session) -> None:
         ("item", {}, 0.01, LEAKED, ""),
         ("other words", {}, 0.01, LEAKED, ""),
         ("item", {}, 0.5, PRESENT, ""),
-        ("prompt", {"p": 0.01}, 0.5, UNDECIDED, "more controls would tell"),
+        ("prompt", {"p": 0.01, "power": 0.1}, 0.5, UNDECIDED, "more controls would tell"),
         ("item", {"sources": 19}, 0.01, UNDECIDED, "from 19 texts"),
         ("item", {"power": 0.4}, 0.5, UNDECIDED, "40%"),
         ("item", {"kind": "made"}, 0.5, UNDECIDED, "by heart alone"),
