@@ -209,7 +209,7 @@ def figure(number: float, places: int = 3) -> str:
 Column = tuple[str, str]
 """Heading and suite."""
 BRIEF: tuple[Column, ...] = (  # on whose queries nothing was chosen
-    ("WikiText, trained from scratch", "suites/wikitext_fresh"),
+    ("WikiText, trained from scratch", "suites/wikitext_defaults"),
     ("instructions, fine-tuned", "suites/instructions_defaults"),
     ("SmolLM2-135M, fine-tuned", "suites/instructions_135m_mixed_defaults"),
 )
@@ -237,7 +237,7 @@ RESULTS_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the published recipe (SGD), on other halves", (PUBLISHED := "stride:recipe=paper",)),
 )  # fmt: skip
 OTHER_HALVES = {
-    "suites/wikitext_fresh": "suites/wikitext_earlier",
+    "suites/wikitext_defaults": "suites/wikitext_earlier",
     "suites/instructions_defaults": "suites/instructions",
 }
 
