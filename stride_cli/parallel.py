@@ -467,7 +467,7 @@ class _Ray:
             answer = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             raise StrideError(
-                f"Ray could not do a part of the work: {str(error).splitlines()[0]}",
+                f"Ray could not do a part of the work: {first_line(error)}",
                 fix="look at the cluster with `ray status`, and rerun: what is finished is kept",
             ) from error
         self._running.discard(handle)

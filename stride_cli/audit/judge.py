@@ -240,8 +240,8 @@ def _verdict(copy: Copy, test: Test, row: int, q: float, level: float) -> tuple[
     if p <= level:
         return UNDECIDED, "unusual by itself, not among so many items: more controls would tell"
     if test.power[row] < _POWER:
-        found = f"{test.power[row]:.0%} of items whose loss was halved are found"
-        return UNDECIDED, f"with these controls {found}"
+        share = f"{test.power[row]:.0%}"
+        return UNDECIDED, f"with these controls {share} of items whose loss was halved are found"
     if test.kind == "made":
         return UNDECIDED, "versions of items as controls show what was learnt by heart alone"
     return PRESENT, ""

@@ -27,6 +27,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +210,11 @@ def figure(number: float, places: int = 3) -> str:
 Column = tuple[str, str]
 """Heading and suite."""
 BRIEF: tuple[Column, ...] = (  # on whose queries nothing was chosen
-    ("WikiText, trained from scratch", "suites/wikitext_defaults"),
+    ("WikiText, trained from scratch", "suites/wikitext_new_halves"),
     ("instructions, fine-tuned", "suites/instructions_defaults"),
     ("SmolLM2-135M, fine-tuned", "suites/instructions_135m_mixed_defaults"),
 )
-# what was not run again
+# whose rows stand for what was not run again
 EARLIER = {"suites/instructions_135m_mixed_defaults": "suites/instructions_135m_mixed"}
 
 
@@ -237,7 +238,7 @@ RESULTS_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the published recipe (SGD), on other halves", (PUBLISHED := "stride:recipe=paper",)),
 )  # fmt: skip
 OTHER_HALVES = {
-    "suites/wikitext_defaults": "suites/wikitext_earlier",
+    "suites/wikitext_new_halves": "suites/wikitext_earlier",
     "suites/instructions_defaults": "suites/instructions",
 }
 
@@ -260,9 +261,8 @@ def methods_table(rows: Sequence[tuple[str, tuple[str, ...]]], columns: Sequence
 
 def cell(names: Sequence[str], suite: str) -> tuple[float, str, float] | None:
     """The value, how it is shown, and how far its error reaches."""
-    for name in names:
-        own = OTHER_HALVES.get(suite, suite) if name == PUBLISHED else suite
-        for found in pick(own, method=name) or pick(EARLIER.get(suite, suite), method=name):
+    for source, name in product((suite, EARLIER.get(suite, suite)), names):
+        for found in pick(OTHER_HALVES.get(source, source) if name == PUBLISHED else source, method=name):
             mean, error = found["spearman"]["mean"], found["spearman"]["se"]
             return mean, f"{figure(mean)} ± {figure(error)}", mean + error
     return None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stride_cli.errors import ModelError
+from stride_cli.errors import ModelError, first_line
 from stride_cli.models.configuration import quiet_transformers
 from stride_cli.randomness import torch_seed
 
@@ -132,7 +132,7 @@ def load_airrep(path: str, *, device: torch.device | str, max_length: int = 512)
         projector.load_state_dict({name: state[f"projector.{name}"] for name in ("weight", "bias")})
         tokenizer = _tokenizer(path)
     except (OSError, KeyError, RuntimeError) as error:
-        raise ModelError(f"'{path}' does not load: {str(error).splitlines()[0]}", fix=_FIX) from error
+        raise ModelError(f"'{path}' does not load: {first_line(error)}", fix=_FIX) from error
     return AirRepEncoder(bert, projector, tokenizer, max_length=max_length).float().to(device)
 
 
@@ -157,7 +157,7 @@ def new_airrep(base: str, *, device: torch.device | str, seed: int, max_length: 
         tokenizer = _tokenizer(base)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
-            f"'{base}' does not load: {str(error).splitlines()[0]}",
+            f"'{base}' does not load: {first_line(error)}",
             fix="give a directory that transformers loads as an encoder",
         ) from error
     projector = nn.Linear(bert.config.hidden_size, bert.config.hidden_size)
@@ -175,7 +175,7 @@ def _settings(path: str) -> dict[str, Any]:
         with quiet_transformers():
             settings, _ = PretrainedConfig.get_config_dict(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"'{path}' is no checkpoint: {str(error).splitlines()[0]}", fix=_FIX) from error
+        raise ModelError(f"'{path}' is no checkpoint: {first_line(error)}", fix=_FIX) from error
     return dict(settings)
 
 

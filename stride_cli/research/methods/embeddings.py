@@ -12,7 +12,7 @@ import numpy as np
 
 from stride_cli.data.query_set import query_texts
 from stride_cli.data.workspace import require_text
-from stride_cli.errors import ModelError, UsageError, required
+from stride_cli.errors import ModelError, UsageError, first_line, required
 from stride_cli.research.methods.protocol import query_blocks
 from stride_cli.research.methods.vectors import VectorTable
 
@@ -96,7 +96,7 @@ def load_encoder(path: str, *, device: str) -> Any:
             return library.SentenceTransformer(path, device=device, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(
-            f"'{path}' does not load as a sentence encoder: {str(error).splitlines()[0]}",
+            f"'{path}' does not load as a sentence encoder: {first_line(error)}",
             fix="give the directory or hub id of a sentence-transformers checkpoint",
         ) from error
     finally:
