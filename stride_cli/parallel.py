@@ -93,8 +93,8 @@ class Workers:
         if engine == "ray":
             self._pool = _Ray(work, count, threads, on_gpu)
         elif apart or (count or available_cores()) > 1:
-            keeps = peak_bytes <= _LARGE
-            self._pool = _Processes(work, count or available_cores(), threads, on_gpu, keeps)
+            count, keeps = count or available_cores(), peak_bytes <= _LARGE
+            self._pool = _Processes(work, count, threads, on_gpu, keeps)
         _open.add(self)
 
     def as_done(self, tasks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -392,6 +392,13 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def return_freed_memory() -> None:
+    """Have glibc return what is free between blocks that are held: a stage left gigabytes that the next one,
+    with blocks of another size, would not use."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _do(task: Any) -> Any:

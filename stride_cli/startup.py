@@ -92,14 +92,8 @@ def kernel_cache() -> Path | None:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(chosen)
     features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
-    name = "-".join(
-        [
-            __version__,
-            f"python{platform.python_version()}",
-            f"numba{version('numba')}",
-            f"{binding.get_host_cpu_name()}.{features}",
-        ]
-    )
+    processor = f"{binding.get_host_cpu_name()}.{features}"
+    name = f"{__version__}-python{platform.python_version()}-numba{version('numba')}-{processor}"
     home = Path(platformdirs.user_cache_dir("stride", appauthor=False), "kernels")
     if home.is_absolute() and own_directory(home / name):  # "~/…" where there is no home
         return home / name

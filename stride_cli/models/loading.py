@@ -14,6 +14,7 @@ from stride_cli.models.language.files import files_fingerprint, refuse_download
 from stride_cli.models.language.fingerprints import settings_fingerprint, state_fingerprint
 from stride_cli.models.language.language_recipe import read_recipe
 from stride_cli.models.spec import GivenModel, ModelSpec, place_of
+from stride_cli.parallel import keep_freed_memory
 from stride_cli.permissions import Permissions
 from stride_cli.remembered import find_recorded, recall, recorded_places
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.schema.model_records import ModelInfoRecord
+
+_SMALL = 1 << 25  # parameters: of such a model freed memory is kept
 
 
 def load_model(given: GivenModel) -> AttributableModel:
@@ -100,6 +103,8 @@ def load_model_of(index: Index, spec: ModelSpec) -> AttributableModel:
             fix="put its config.json, generation_config.json and tokenizer_config.json back as they were, or "
             "build a new index",
         )
+    if model.device.type == "cpu" and model.n_parameters < _SMALL:
+        keep_freed_memory()
     return model
 
 

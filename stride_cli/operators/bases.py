@@ -31,8 +31,7 @@ from stride_cli.randomness import stream
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-# tokens that second moments are taken from: 64 for every direction, within these bounds
-_SAMPLE_TOKENS = (16_384, 65_536)
+SAMPLE_TOKENS = 16_384  # that second moments are taken from, where there are so many
 _SCALE_TOKENS = 4096  # that scales are taken from: one number a part is estimated, and no direction
 
 
@@ -63,7 +62,7 @@ def fit_bases(
     # 1. The model with probes, which mark the sites whose gradients are wanted: one for each site
     probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
     watched = SteeredModel(model, list(probes.values()), options.layer, fitting=True)
-    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, sample_size(model.d_model)))
+    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, SAMPLE_TOKENS))
     # 2. One pass over the sample, in which every space collects what it needs
     moments, prediction = _observe(watched, chunks, classes, options, groups)
 
@@ -157,11 +156,6 @@ def _told(
         for batch in (batch for group in groups for batch in chunks.batches(batch_tokens, group)):
             yield batch
             bar.advance(int(chunks.lengths[batch.rows].sum()))
-
-
-def sample_size(width: int) -> int:
-    """Tokens that second moments of that width are taken from, where there are so many."""
-    return int(np.clip(64 * width, *_SAMPLE_TOKENS))
 
 
 def _sample(chunks: ChunkReader, seed: int, wanted: int, name: str = "basis sample") -> np.ndarray:

@@ -37,6 +37,7 @@ from stride_cli.operators.operator_space import BasisOptions
 from stride_cli.operators.spaces import space_classes
 from stride_cli.operators.steered_model import SteeredModel, keep_spaces, kept_spaces
 from stride_cli.operators.store import Operators
+from stride_cli.parallel import return_freed_memory
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
@@ -141,6 +142,7 @@ def fit_closed(
         steered = kept_spaces(model, kept)
     else:
         steered = fit_spaces(model, chunks, settings)
+        return_freed_memory()  # second moments of all layers
         if kept is not None:
             keep_spaces(steered, kept)
     # 2. One pass over the corpus: M G, and a few bytes of every chunk's own gradient

@@ -16,6 +16,7 @@ from stride_cli.data.batches import BEFORE
 from stride_cli.errors import NumericalError
 from stride_cli.models.loading import Opener
 from stride_cli.operators.designs import Designs
+from stride_cli.operators.exact_response import paper_measurement
 from stride_cli.operators.gates import PackedGates
 from stride_cli.operators.initial_residuals import load_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel
@@ -166,7 +167,11 @@ def _fit_into(
     """Fit the operators of one model, and append them to the index's group: attributes, report."""
     begun = time.perf_counter()
     operators = fit_operators(model, chunks, np.asarray(design.columns), design.n_subsets, settings, run=run)
-    agreement = _set_step(SteeredModel.of(model, operators), chunks, settings.seed)
+    agreement = None
+    if operators.fit == "closed":  # how far its gates may go: where linear and exact agree on two chunks
+        paper, steered = paper_measurement(), SteeredModel.of(model, operators)
+        probes = paper.probe_batch(chunks, settings.seed)
+        operators.step, agreement = paper.choose_step(steered, probes, seed=settings.seed)
     fitted = time.perf_counter()
     arrays, attributes = operators.to_arrays()
     attributes |= {"settings": asdict(settings), "step_agreement": agreement}
@@ -178,15 +183,3 @@ def _fit_into(
     curve = operators.log.get("loss", np.zeros(0))
     loss = float(curve[-1]) if len(curve) else None
     return attributes, {"loss": loss, "fit": fitted - begun, "write": time.perf_counter() - fitted}
-
-
-def _set_step(steered: SteeredModel, chunks: ChunkReader, seed: int) -> float | None:
-    """Choose the step of operators in closed form on two chunks; how well linear and exact agree there."""
-    from stride_cli.operators.exact_response import paper_measurement
-
-    operators = steered.operators
-    if operators.fit != "closed":
-        return None
-    probes = paper_measurement().probe_batch(chunks, seed)
-    operators.step, agreement = paper_measurement().choose_step(steered, probes, seed=seed)
-    return float(agreement)

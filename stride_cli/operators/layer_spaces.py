@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
 from stride_cli.errors import UsageError
-from stride_cli.models.linear_layers import AdapterMatrices, layer_widths
+from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
 from stride_cli.operators.second_moments import Moments, leading_directions
 from stride_cli.randomness import stream
@@ -137,17 +137,15 @@ class LayerMatrixSpace(OperatorSpace):
     def observe(cls, seen: Observation, moments: Moments, options: BasisOptions) -> None:
         # a prediction is moved by what stands at it and before it: t counts where some t' ≥ t is used
         active = (seen.used.flip(1).cumsum(1) > 0).flip(1)  # (B, T)
-        scored = seen.scored[:, None, None]
+        scored = (active * seen.scored[:, None]).flatten()  # (B T,)
         for number, (read, pull) in enumerate(zip(seen.drawn.inner, seen.drawn.given, strict=True)):
             # A_j = Σ_t φ_t φ_tᵀ of what layer j reads, (B, T, in) …
             if not number or _place(read) != _place(seen.drawn.inner[number - 1]):
-                wide = read_units(read.shape[-1], options.seed).to(read.device)
-                moments.add(("read", number), read[..., wide][active])
+                moments.add(("read", number), _observed(read, options.seed), active.flatten())
             if options.all_labels:
                 continue  # see `_label_moments`
             # … and S_j = Σ_t δ_t δ_tᵀ of the gradients in what it gives, (B, T, out), per token again
-            long = read_units(pull.shape[-1], options.seed).to(pull.device)
-            moments.add(("pull", number), pull[..., long][active] * scored.expand(*active.shape, 1)[active])
+            moments.add(("pull", number), _observed(pull, options.seed), scored)
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
@@ -166,7 +164,10 @@ class LayerMatrixSpace(OperatorSpace):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
             same = number if moments.rows(("read", number)) else same  # as the one before it reads
             reads, gives = (moments["read", same] / tokens, wide), (S / tokens, long)
-            spans = [(None, None)] if adapters is None else _spans(adapters[number])
+            spans: list[tuple[torch.Tensor | None, torch.Tensor | None]] = [(None, None)]
+            if adapters is not None:  # directions are inside the span of these columns
+                A, B = adapters[number]
+                spans = [(A.T, None), *([] if B is None else [(None, B)])]
             for (r, s), (rows, columns) in zip(matrices, spans, strict=True):
                 if rows is not None or (same, r) not in known:
                     known[same, r] = _directions(*reads, r, rows, options).T
@@ -196,9 +197,8 @@ class LayerMatrixSpace(OperatorSpace):
             root = probability.sqrt()  # (B, 1)
             count = len(found.given)
             for number, pull in enumerate(found.given):
-                units = read_units(pull.shape[-1], seed).to(pull.device)
-                rows = pull[:, 0, units]  # a classifier's states have one position
-                moments.add(number, rows * root.to(rows.dtype))
+                # a classifier's states have one position
+                moments.add(number, _observed(pull[:, :1], seed) * root.to(pull.dtype))
         return [moments[number] for number in range(count)]
 
     @classmethod
@@ -285,6 +285,13 @@ def read_units(width: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(stream(seed, "inner units").permutation(width)[:_MOST_UNITS]))
 
 
+def _observed(values: torch.Tensor, seed: int) -> torch.Tensor:
+    """Take the units that are read of (B, T, width): (B T, units), not a copy where these are all."""
+    units = read_units(values.shape[-1], seed)
+    some = values if len(units) == values.shape[-1] else values[..., units.to(values.device)]
+    return some.flatten(0, 1)
+
+
 def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
     """Place directions (units that are read, r) among all: (width, r), zero at the others."""
     units = read_units(width, seed)
@@ -293,13 +300,6 @@ def _among_all(directions: torch.Tensor, width: int, seed: int) -> torch.Tensor:
     whole = torch.zeros(width, directions.shape[1])
     whole[units] = directions
     return whole
-
-
-def _spans(adapter: AdapterMatrices) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """List, for each matrix of a layer with an adapter, the columns (width, r) inside which its directions
-    are: of what it reads, and of what it gives."""
-    A, B = adapter
-    return [(A.T, None), *([] if B is None else [(None, B)])]
 
 
 def _directions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 
 import scipy.linalg
@@ -12,6 +12,7 @@ from stride_cli.models.devices import total_bytes
 
 _OF_DEVICE = 16  # the share of a device's memory that one space's moments may take: 1/16
 _COLUMNS = 256  # of a moment, multiplied at once with themselves and those to their right
+_ROWS = 1024  # multiplied together: of fewer, adding their product up takes as long as making it
 
 
 class Moments:
@@ -24,30 +25,42 @@ class Moments:
     def __init__(self, *, rounded: bool = False) -> None:
         self._low = torch.bfloat16 if rounded else torch.float32
         self._sums: dict[Hashable, torch.Tensor] = {}  # the upper triangle: the lower one is the same
+        self._waiting = defaultdict[Hashable, list[torch.Tensor]](list)
         self._rows: Counter[Hashable] = Counter()
         self._bytes = 0
 
-    def add(self, key: Hashable, rows: torch.Tensor) -> None:
-        """Add rows (N, d): their products are summed over N in their own precision, float32 at least."""
-        rows = rows if rows.dtype == torch.float64 else rows.float()
+    def add(self, key: Hashable, rows: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Add rows (N, d), each times its weight (N,); one of weight zero does not count. Their products are
+        summed over N in their own precision, float32 at least."""
+        rows = rows if rows.dtype == torch.float64 else rows.to(self._low)
+        if weight is not None:
+            rows = rows * weight[:, None].to(rows.dtype)
+        self._rows[key] += len(rows) if weight is None else int(weight.count_nonzero())
+        self._waiting[key].append(rows)
+        if sum(map(len, self._waiting[key])) >= _ROWS:
+            self._multiply(key)
+
+    def _multiply(self, key: Hashable) -> None:
+        """Add up the products of the rows that wait."""
+        rows = torch.cat(self._waiting.pop(key))
         if key not in self._sums:
-            own = rows.new_zeros(rows.shape[1], rows.shape[1])
+            own = rows.new_zeros(2 * rows.shape[1:], dtype=torch.promote_types(rows.dtype, torch.float32))
             self._bytes += own.nbytes
             room = total_bytes(own.device) // _OF_DEVICE
             self._sums[key] = own.cpu() if 0 < room < self._bytes else own
         total = self._sums[key]
-        rows = rows.to(self._low) if rows.dtype == torch.float32 else rows
         for start in range(0, len(total), _COLUMNS):
             own = rows[:, start : start + _COLUMNS].T @ rows[:, start:]
             total[start : start + _COLUMNS, start:] += own.to(total.device)
-        self._rows[key] += len(rows)
 
     def __getitem__(self, key: Hashable) -> torch.Tensor:
         """Return the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; nothing of use is below it."""
+        if key in self._waiting:
+            self._multiply(key)
         return self._sums[key]
 
     def rows(self, key: Hashable) -> int:
-        """Count the rows that were added."""
+        """Count the rows that were added with a weight."""
         return self._rows[key]
 
 

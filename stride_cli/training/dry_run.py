@@ -27,7 +27,8 @@ class FirstChunks(ChunkReader):
 
     def __init__(self, index: Index, count: int) -> None:
         super().__init__(index)
-        self.offsets, self.n_chunks = self.offsets[: count + 1], count
+        # a fit that is there has kept a byte for each token of all of them
+        self.before, self.offsets, self.n_chunks = super().before, self.offsets[: count + 1], count
 
 
 def estimate_fit(
@@ -45,7 +46,7 @@ def estimate_fit(
     ------
     UsageError      the published recipe is asked for: it takes as many steps as it is told
     """
-    from stride_cli.operators.bases import sample_size
+    from stride_cli.operators.bases import SAMPLE_TOKENS
     from stride_cli.operators.closed import fit_spaces
     from stride_cli.operators.gradient_sums import accumulate
     from stride_cli.operators.projections import Projector
@@ -75,7 +76,7 @@ def estimate_fit(
         accumulate(steered, each, each.plan(settings.batch_tokens), columns, _SUBSETS, projector)
         passes.append(clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
-    sampled = min(index.n_tokens, sample_size(model.d_model))
+    sampled = min(index.n_tokens, SAMPLE_TOKENS)
     found = {"bases": _extended(bases, tokens, sampled), "corpus": _extended(passes, tokens, index.n_tokens)}
     models = 1 + len(options.checkpoints or ())
     return {

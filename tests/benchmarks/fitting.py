@@ -38,17 +38,8 @@ from stride_cli.operators.store import Operators
 from stride_cli.output import emit
 from stride_cli.parallel import Workers
 from stride_cli.randomness import stream
+from stride_cli.training.dry_run import FirstChunks
 from tests.benchmarks._machine import interleave, machine, watched_memory
-
-
-def first_chunks(index: Index, count: int) -> ChunkReader:
-    """A reader that ends after `count` chunks."""
-    reader = ChunkReader(index)
-    reader.n_chunks = min(count, reader.n_chunks)
-    reader.lengths = reader.lengths[: reader.n_chunks]
-    reader.loss_start = reader.loss_start[: reader.n_chunks]
-    reader.before = ChunkReader(index).before  # a byte for each token of all of them
-    return reader
 
 
 def bare(model: Any, chunks: ChunkReader, batch_tokens: int, rows: np.ndarray | None = None) -> None:
@@ -70,7 +61,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     index = Index.open(given.index)
     model = open_model(index)
-    chunks = first_chunks(index, given.chunks)
+    chunks = FirstChunks(index, min(given.chunks, index.n_chunks))
     columns = np.asarray(index.array("design/columns")[: chunks.n_chunks])
     settings = resolve_settings(ClosedOptions(), model, index)
     tokens = int(chunks.lengths.sum())
@@ -85,7 +76,7 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "repeats": given.repeats,
     }
     seconds: dict[str, list[float]] = {"bare": [], "closed": []}
-    few = first_chunks(index, min(32, chunks.n_chunks))
+    few = FirstChunks(index, min(32, chunks.n_chunks))
     bare(model, few, settings.batch_tokens)  # warm
     fit_closed(model, few, columns[: few.n_chunks], index.n_subsets, settings)
     for _ in range(given.repeats):

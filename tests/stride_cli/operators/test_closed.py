@@ -21,6 +21,7 @@ from stride_cli.operators.gradients import gate_gradients, signals
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.pair_space import PairLogitSpace, token_pairs
 from stride_cli.operators.residual_spaces import ResidualSpace
+from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.spaces import SPACES
 from stride_cli.operators.steered_model import SteeredModel
 
@@ -141,6 +142,14 @@ def test_the_kronecker_form_solves_with_the_product_of_second_moments(
     wanted = torch.einsum("kij,tj->kti", expected, layer_norm(state)[0].double())
     wanted = wanted * float((shift * wanted).sum() / wanted.square().sum())
     torch.testing.assert_close(shift, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+
+
+def test_moments_are_weighted_sums_of_outer_products() -> None:
+    rows, weight, moments = torch.randn(3000, 300), torch.arange(3000) % 3, Moments()
+    for some in torch.arange(3000).split(700):
+        moments.add("rows", rows[some], weight[some])
+    expected = np.einsum("n,ni,nj->ij", weight.numpy() ** 2, rows.numpy(), rows.numpy())
+    np.testing.assert_allclose(moments["rows"].triu(), np.triu(expected), rtol=1e-4, atol=0.01)
 
 
 def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunks: ChunkReader) -> None:
