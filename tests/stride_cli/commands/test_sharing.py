@@ -36,8 +36,8 @@ def exact(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """Influences that were read to 3e-5 of the answer's largest; those that were estimated, and shares, in
     which they are, to 2e-3, since they are by a query's numbers in three bits, of which rounding turns one or
-    the other over, as in what is shared out of those that were read. Other numbers of what they are, but for
-    the gap, which is what the solver left; all else exactly."""
+    the other over, as in what is shared out of those that were read, and λ, of what estimates leave, to 2e-6.
+    Other numbers of what they are, but for the gap, which is what the solver left; all else exactly."""
     for answer, other in zip(exact(found), exact(expected), strict=True):
         largest = max((abs(hit["influence"]) for hit in other.get("hits", [])), default=1.0)
         _close(answer, other, 1e-6 * largest)
@@ -49,7 +49,7 @@ def _close(found: Any, expected: Any, least: float) -> None:
         for key, value in expected.items():
             if key not in ("duality_gap", "relative_gap"):
                 estimated = 2e3 if expected.get("read") is False else 30.0
-                inside = {"share": 2e-3, "hits": least, "influence": estimated * least}
+                inside = {"share": 2e-3, "hits": least, "influence": estimated * least, "lambda": 2e-6}
                 _close(found[key], value, inside.get(key, 1e-9))
     elif isinstance(expected, list):
         assert len(found) == len(expected)
