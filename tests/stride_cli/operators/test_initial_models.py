@@ -60,7 +60,7 @@ def test_it_is_asked_once_and_kept(own: Path, capfd: pytest.CaptureFixture[str])
     assert "before its fine-tuning" not in capfd.readouterr().err
     opened = Index.open(index)
     codes = np.asarray(opened.array(BEFORE))
-    assert opened.group_attributes("operators")["averaged"] and len(codes) == opened.n_tokens
+    assert opened.group_attributes("operators")["averaged"] is True and len(codes) == opened.n_tokens
     np.testing.assert_array_equal(FirstChunks(opened, 2).before, codes)  # as a dry run reads it
     # by hand, of one response
     base = load_model(ModelSpec(own / "base", device="cpu"))
