@@ -147,15 +147,11 @@ def _linked(files: Any, made: dict[str, str]) -> set[str]:
 
 
 def _drawings() -> dict[str, str]:
-    from tests.benchmarks import plot
+    from tests.benchmarks import _drawings, figures
 
-    results = plot.RESULTS
     return {
-        "assets/recovery.svg": plot.drawing(
-            plot.read(results / "recovery.jsonl"), plot.read(results / "solvers.jsonl")
-        ),
-        "assets/quality.svg": plot.quality(),
-        "assets/nats.svg": plot.nats(plot.read(results / "nats.jsonl")),
+        "assets/quality.svg": _drawings.quality(),
+        "assets/nats.svg": _drawings.nats(figures.records("nats")),
     }
 
 

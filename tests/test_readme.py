@@ -21,7 +21,7 @@ import pytest
 from stride_cli.api import demo_corpus
 from stride_cli.commands.demo import suggested
 from stride_cli.schema import json_schema
-from tests.benchmarks import figures, plot
+from tests.benchmarks import _drawings, figures
 from tests.kept import kept
 from tests.prepared import Prepared
 
@@ -387,8 +387,8 @@ def test_forecasts_in_nats_hold_on_queries_that_had_no_part_in_them() -> None:
 
 
 def test_plots_show_what_is_recorded() -> None:
-    quality = plot.quality()
-    nats = plot.nats(plot.read(plot.RESULTS / "nats.jsonl"))
+    quality = _drawings.quality()
+    nats = _drawings.nats(figures.records("nats"))
     assert nats.count("<circle") == sum(len(row["points"]) for row in figures.records("nats") if _drawn(row))
     for drawing in (quality, nats):
         ElementTree.fromstring(drawing)

@@ -31,13 +31,9 @@ def hit_columns() -> dict[str, str]:
 
 
 def hit_rows(answer: Mapping[str, Any], number: int = 1) -> Iterator[Row]:
-    """Yield one row a hit of a ``stride.answer/1`` record, opposers last.
+    """Yield one row a hit of a ``stride.answer/1`` record, the number-th from 1 on; opposers last.
 
     A key that both answer and hit have is the hit's. Infinite and undefined numbers are None.
-
-    Args:
-        answer: The record.
-        number: The answer's number, from 1.
     """
     of_answer = {key: answer.get(key) for key in AnswerOfHit.__annotations__}
     for hit in (*answer["hits"], *answer["opposers"]):

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.ranking import Hit
 
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
+_READ_OF_A_TOKEN = 20  # chunks, where the model is torn between two tokens
 _Item = TypeVar("_Item")
 _Outcome = TypeVar("_Outcome")
 OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
@@ -530,11 +531,13 @@ class Session:
                     tokens[place] = at
             judged.append(replace(each, hits=hits, verdict=verdict))
         found: list[_Asked | StrideError] = [*judged]
-        measured = self._measured_queries(pipeline, list(tokens.values())) if tokens else []
-        for place, token in zip(tokens, _of_good(measured, partial(self._found, pipeline)), strict=True):
+        reads = min(pipeline.settings.reads, _READ_OF_A_TOKEN)  # only who is first on either side counts
+        few = self.pipeline(replace(options, read=reads)) if pipeline.settings.estimated else pipeline
+        measured = self._measured_queries(few, list(tokens.values())) if tokens else []
+        for place, token in zip(tokens, _of_good(measured, partial(self._found, few)), strict=True):
             if isinstance(token, StrideError):
                 found[place] = token
-            elif (against := self._against(pipeline, token)) and (verdict := judged[place].verdict):
+            elif (against := self._against(few, token)) and (verdict := judged[place].verdict):
                 name = self.index.document_id(against.document)
                 verdict = replace(verdict, word="contested", against=name)
                 found[place] = replace(judged[place], verdict=verdict)

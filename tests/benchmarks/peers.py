@@ -1,26 +1,35 @@
-"""How much an index costs beside bergson's: the same pairs, model and threads, in processor time.
+"""What an index and its answers cost beside other libraries: same tokens, model and threads, processor time.
 
-    python -m tests.benchmarks peers PAIRS.jsonl --model DIR --bergson PYTHON [--sizes 80 160]
+    python -m tests.benchmarks peers PAIRS.jsonl --model DIR --python PYTHON [--sizes 80 160] [--truth FILE]
 
 PAIRS.jsonl holds {"id", "prompt", "response"}, DIR a model in transformers' format, PYTHON the interpreter of
-an environment with bergson (``pip install bergson``). Each tool starts anew for each size, on the first
-pairs: `stride index build` and `stride train`, in the spaces of a fine-tuned model and without null prompts,
-and `bergson build` with projections of 16 × 16 numbers a layer.
+an environment with the libraries (``pip install bergson kronfluence dattri-llm dattri``). For each size every
+tool starts anew on the first pairs, fits, and scores all pairs for one query and for a hundred (the last of
+the file, or --queries). `stride index build` and `stride train` are in the spaces of a fine-tuned model and
+without null prompts; of the others see `_peer_tools`. With losses of models retrained on halves (--truth) the
+LDS of the scores is added.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+from scipy.stats import spearmanr
+
+from stride_cli.data.workspace import Workspace
 from stride_cli.output import emit
 from tests.benchmarks._machine import machine
 
 SPACE = "linear-matrix+logit+token-logit+pair-logit"
+PEERS = ("bergson", "dattri-llm", "kronfluence")
+STRIDE = [sys.executable, "-m", "stride_cli"]
 
 
 def run(commands: list[list[str]], made: Path, threads: int) -> dict[str, float]:
@@ -40,27 +49,89 @@ def run(commands: list[list[str]], made: Path, threads: int) -> dict[str, float]
     return {"processor_seconds": seconds, "peak_megabytes": peak, "megabytes": size}
 
 
+def write_tokens(pairs: Path, index: Path, model: str) -> Path:
+    """Write the tokens of an index, and as labels those that are scored."""
+    if not index.exists():
+        subprocess.run([*STRIDE, "index", "build", pairs, "--model", model, "--out", index], check=True)
+    chunks, lines = Workspace.open(index, model).chunks, []
+    for row in range(chunks.n_chunks):
+        ids, weights = chunks.chunk(row)
+        found = {
+            "input_ids": ids.tolist(),
+            "labels": np.where(weights > 0, ids.astype(np.int64), -100).tolist(),
+        }
+        lines.append(json.dumps(found) + "\n")
+    tokens = index.with_suffix(".tokens.jsonl")
+    tokens.write_text("".join(lines), encoding="utf-8")
+    return tokens
+
+
+def lds(scores: np.ndarray, truth: Path) -> dict[str, float]:
+    """Mean over queries of Spearman's correlation between halves' summed scores and their models' losses."""
+    halves = [json.loads(line) for line in truth.read_text(encoding="utf-8").splitlines()]
+    halves = [each for each in halves if "train_subset" in each]
+    members = np.zeros((len(halves), scores.shape[1]))
+    for row, each in zip(members, halves, strict=True):
+        row[each["train_subset"]] = 1
+    losses = np.array([each["test_loss"] for each in halves])
+    sums = members @ scores.T.astype(float)
+    found = np.array([spearmanr(own, -loss)[0] for own, loss in zip(sums.T, losses.T, strict=True)])
+    return {"lds": float(found.mean()), "lds_se": float(found.std(ddof=1) / np.sqrt(len(found)))}
+
+
+def measured(tool: str, python: str, files: dict[str, Path], model: str, threads: int) -> dict[str, float]:
+    """Fit, and score one query and many, each in a process of its own; scores are left in the folder."""
+    folder, corpus, index = files["folder"], files["corpus"], files["index"]
+    made, found = folder / tool, {}
+    if tool == "stride":
+        made, named = index, ["--model", model]
+        build = [*STRIDE, "index", "build", str(corpus), *named, "--out", str(index)]
+        train = [*STRIDE, "train", "--index", str(index), *named, "--space", SPACE, "--no-calibration"]
+        found = run([build, train], made, threads)
+        asked = [*STRIDE, "baseline", "stride:stored=true", "--index", str(index), *named]
+        asks = {each: [*asked, "--queries", str(files[each]), "--scores"] for each in ("one", "many")}
+    else:
+        made.mkdir()
+        step = [python, str(Path(__file__).with_name("_peer_tools.py")), tool]
+        found = run([[*step, "fit", model, str(files["corpus tokens"]), str(made)]], made, threads)
+        asks = {
+            each: [*step, "ask", model, str(files[f"{each} tokens"]), str(made)] for each in ("one", "many")
+        }
+    for each, ask in asks.items():
+        used = run([[*ask, str(folder / f"{tool}.npy")]], made, threads)
+        found |= {f"{each}_seconds": used["processor_seconds"], f"{each}_peak": used["peak_megabytes"]}
+    return found
+
+
 def main(arguments: list[str]) -> None:
     about = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("peers", description=__doc__, formatter_class=about)
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--bergson", required=True, help="python of an environment that has it")
+    parser.add_argument("--python", required=True, help="of an environment with the libraries")
+    parser.add_argument("--tools", nargs="+", default=["stride", *PEERS])
     parser.add_argument("--sizes", type=int, nargs="+", default=[80, 160], help="pairs")
+    parser.add_argument("--queries", type=Path)
+    parser.add_argument("--truth", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     lines = given.pairs.read_text(encoding="utf-8").splitlines()
-    stride, model = [sys.executable, "-m", "stride_cli"], ["--model", given.model]
-    columns = ["--prompt_column", "prompt", "--completion_column", "response", "--projection_dim", "16"]
+    queries = given.queries.read_text(encoding="utf-8").splitlines() if given.queries else lines[-100:]
     for size in given.sizes:
         with tempfile.TemporaryDirectory() as name:
-            pairs, index, other = (Path(name) / each for each in ("pairs.jsonl", "run.stride", "run.bergson"))
-            pairs.write_text("\n".join(lines[:size]) + "\n", encoding="utf-8")
-            build = [*stride, "index", "build", str(pairs), *model, "--out", str(index)]
-            train = [*stride, "train", "--index", str(index), "--space", SPACE, "--no-calibration"]
-            theirs = [given.bergson, "-m", "bergson", "build", str(other), *model, "--dataset", str(pairs)]
-            records = {
-                "stride": run([build, train], index, given.threads),
-                "bergson": run([[*theirs, *columns]], other, given.threads),
-            }
-            emit({"benchmark": "peers", "pairs": size, "threads": given.threads} | records | machine("torch"))
+            folder = Path(name)
+            files = {"folder": folder, "index": folder / "run.stride"}
+            for part, some in {"corpus": lines[:size], "one": queries[:1], "many": queries}.items():
+                files[part] = folder / f"{part}.jsonl"
+                files[part].write_text("\n".join(some) + "\n", encoding="utf-8")
+                if set(given.tools) - {"stride"}:
+                    index = folder / f"{part}.stride"
+                    files[f"{part} tokens"] = write_tokens(files[part], index, given.model)
+            records = {}
+            for tool in given.tools:
+                records[tool] = measured(tool, given.python, files, given.model, given.threads)
+                if given.truth:
+                    records[tool] |= lds(np.load(folder / f"{tool}.npy"), given.truth)
+                print(tool, records[tool], file=sys.stderr)
+            record = {"benchmark": "peers", "pairs": size, "queries": len(queries), "threads": given.threads}
+            emit(record | records | machine("torch"))

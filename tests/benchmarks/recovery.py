@@ -8,8 +8,7 @@ threads together, which other load hardly enters. Compilation is done before, on
 apart.
 
 Parts: `solves` (one query at three λ, a path), `batch` (64 queries against single ones), `memory` (peak of a
-process that maps the columns from disk), `disk` (from a file that no page cache holds, against reading it
-from one end to the other), `growth` (of a pass in n, K and d), `operators`.
+process that maps the columns from disk), `growth` (of a pass in n), `operators`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -42,10 +40,7 @@ PATH = (0.8, 0.4, 0.2, 0.1, 0.05, 0.02, 0.01)
 BATCH = 64
 SINGLES = 8  # of the batch's queries, solved one by one
 GROWTH_N = (100_000, 1_000_000, 10_000_000, 100_000_000)
-GROWTH_K = (100, 300, 1_000, 3_000, 10_000, 30_000)
-GROWTH_D = (2, 5, 10, 20, 40)
 _SHARD = 1_000_000
-_READ = 8 << 20
 
 
 def measurements(columns: np.ndarray, n_subsets: int, count: int, noise: float) -> np.ndarray:
@@ -234,101 +229,26 @@ def mapped(folder: Path, n_subsets: int, degree: int, count: int, ratio: float) 
     }
 
 
-def disk(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int, folder: Path) -> dict[str, Any]:
-    """A solve from a file that the page cache does not hold, against reading that file from end to end."""
-    path = folder / "columns"
-    if not path.exists():
-        columns.tofile(path)
-    file = os.open(path, os.O_RDONLY)
-    os.fsync(file)
-    buffer = bytearray(_READ)
-
-    def read() -> None:
-        while os.readv(file, [buffer]):
-            pass
-        os.lseek(file, 0, os.SEEK_SET)
-
-    def solve() -> Solution:
-        return solve_lasso(
-            np.memmap(path, np.uint16, "r").reshape(columns.shape),
-            y[0],
-            LassoSettings(lambda_ratio=0.8),
-            n_subsets=n_subsets,
-        )
-
-    taken: dict[str, list[float]] = {"read": [], "cold": [], "warm": []}
-    for _ in range(repeats):
-        for name, task in (("read", read), ("cold", solve), ("warm", solve)):
-            if name != "warm":
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            began = time.perf_counter()
-            task()
-            taken[name].append(time.perf_counter() - began)
-    os.close(file)
-    best = {name: min(seconds) for name, seconds in taken.items()}
-    return {
-        "what": "cold from disk at 0.8 λ_max",
-        "seconds": best["cold"],
-        "seconds_warm": best["warm"],
-        "seconds_reading": best["read"],
-        "disk_bytes_per_second": columns.nbytes / best["read"],
-        "over_reading": best["cold"] / best["read"],
-        "repeats": repeats,
-    }
-
-
 def growth(columns: np.ndarray, n_subsets: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """A bare pass over n, K and d, with ns per chunk; the slope over n is a least-squares line's.
+    """A bare pass over n, with ns per chunk; the slope is a least-squares line's.
 
     More columns than the design has are passed over by passing over it several times: the pass, not its
     memory, is what grows.
     """
-    rng = np.random.default_rng(2)
-    degree = columns.shape[1]
-    large = len(columns)
-    designs: dict[tuple[str, int], Design] = {}
+    residual, tasks = np.random.default_rng(2).normal(size=n_subsets), {}
     for n in GROWTH_N:
-        times, rest = divmod(n, large)
-        designs["n", n] = Design([columns] * times + ([columns[:rest]] if rest else []), n_subsets)
-    part = min(large, 1_000_000)
-    for k in GROWTH_K:
-        if k >= degree:
-            designs["K", k] = Design(columns_of(part, k, degree), k)
-    for d in GROWTH_D:
-        if d <= n_subsets:
-            designs["d", d] = Design(columns_of(part, n_subsets, d), n_subsets)
-    residuals = {key: rng.normal(size=design.n_subsets) for key, design in designs.items()}
-    fields, _ = timed(
-        {
-            f"{key[0]} {key[1]}": lambda key=key: bare_pass(designs[key], residuals[key])
-            for key in designs
-        },
-        repeats,
-    )  # fmt: skip
-    line: dict[str, list[float]] = {"n": [], "seconds": [], "cpu_seconds": []}
-    for (axis, value), design in designs.items():
-        record = {"what": f"pass growing in {axis}", "axis": axis, "value": value} | fields[f"{axis} {value}"]
-        size = {"n": design.n_chunks, "n_subsets": design.n_subsets, "degree": design.degree}
-        for kind in ("", "cpu_"):
-            record[f"{kind}ns_per_chunk"] = record[f"{kind}seconds"] / design.n_chunks * 1e9
-        if axis == "n":
-            line["n"].append(float(value))
-            line["seconds"].append(record["seconds"])
-            line["cpu_seconds"].append(record["cpu_seconds"])
-        yield record | size
-    slopes = {kind: float(np.polyfit(line["n"], line[f"{kind}seconds"], 1)[0] * 1e9) for kind in ("", "cpu_")}
-    yield {
-        "what": "slope in n",
-        "ns_per_chunk": slopes[""],
-        "cpu_ns_per_chunk": slopes["cpu_"],
-        "slope_in_d_cpu_ns": float(
-            np.polyfit(
-                [v for a, v in designs if a == "d"],
-                [fields[f"d {v}"]["cpu_seconds"] / part * 1e9 for a, v in designs if a == "d"],
-                1,
-            )[0]
-        ),
-    }
+        times, rest = divmod(n, len(columns))
+        design = Design([columns] * times + ([columns[:rest]] if rest else []), n_subsets)
+        tasks[str(n)] = lambda design=design: bare_pass(design, residual)
+    fields, _ = timed(tasks, repeats)
+    slopes = {}
+    for kind in ("", "cpu_"):
+        seconds = [fields[str(n)][f"{kind}seconds"] for n in GROWTH_N]
+        slopes[f"{kind}ns_per_chunk"] = float(np.polyfit(GROWTH_N, seconds, 1)[0] * 1e9)
+    for n in GROWTH_N:
+        each = {f"{kind}ns_per_chunk": fields[str(n)][f"{kind}seconds"] / n * 1e9 for kind in ("", "cpu_")}
+        yield {"what": "pass growing in n", "axis": "n", "value": n, "n": n} | fields[str(n)] | each
+    yield {"what": "slope in n"} | slopes
 
 
 def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
@@ -374,7 +294,7 @@ def operators(place: str, n: int, repeats: int) -> Iterator[dict[str, Any]]:
             )
 
 
-PARTS = ("solves", "batch", "memory", "disk", "growth", "operators")
+PARTS = ("solves", "batch", "memory", "growth", "operators")
 
 
 def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -394,8 +314,6 @@ def run(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield from batches(columns, y, given.subsets, max(1, given.repeats // 3))
             elif part == "memory":
                 yield from memory(columns, y, given.subsets, folder)
-            elif part == "disk":
-                yield disk(columns, y, given.subsets, given.repeats, folder)
             elif part == "growth":
                 yield from growth(columns, given.subsets, given.repeats)
             elif given.index:

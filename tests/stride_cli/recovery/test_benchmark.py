@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.benchmarks import plot, recovery, solvers
+from tests.benchmarks import recovery, solvers
 
 ROOT = Path(__file__).parents[3]
 SIZE = ["--subsets", "60", "--degree", "4"]
@@ -28,24 +27,21 @@ def benchmark(*arguments: str) -> list[dict]:
 def test_recovery_benchmark_prints_json_lines(tmp_path):
     records = benchmark(
         "recovery", "--chunks", "3000", *SIZE, "--repeats", "1", "--folder", str(tmp_path),
-        "--parts", "solves", "batch", "memory", "disk",
+        "--parts", "solves", "batch", "memory",
     )  # fmt: skip
     solved = [record for record in records if "relative_gap" in record]
     assert len(solved) == 4 + 6
     assert all(record["relative_gap"] <= 1e-6 and record["cpu_bare_passes"] > 0 for record in solved)
     assert all(record["cpu"] and record["versions"]["numba"] and record["n"] for record in records)
     assert sum(record["what"].startswith("memory") for record in records) == 6
-    assert [record["over_reading"] > 0 for record in records if "over_reading" in record] == [True]
 
 
 @pytest.mark.slow
 def test_growth_passes_over_a_design_several_times(monkeypatch):
     monkeypatch.setattr(recovery, "GROWTH_N", (1_000, 9_000))
-    monkeypatch.setattr(recovery, "GROWTH_K", (20, 60))
-    monkeypatch.setattr(recovery, "GROWTH_D", (2, 4))
     records = list(recovery.growth(recovery.columns_of(3_000, 60, 4), 60, 1))
     assert [record["n"] for record in records if record.get("axis") == "n"] == [1_000, 9_000]
-    assert records[-1]["what"] == "slope in n" and len(records) == 7
+    assert records[-1]["what"] == "slope in n" and len(records) == 3
 
 
 def test_the_gap_is_that_of_the_objective(rng):
@@ -89,23 +85,3 @@ def test_solvers_agree_and_a_missing_one_is_recorded():
     finally:
         del solvers.SOLVERS[name]
     assert "no_such_package" in record["missing"]
-
-
-def test_plot_draws_what_there_is(tmp_path):
-    both = [
-        {"what": "solve at 0.8 λ_max", "cpu_bare_passes": 2.5, "n": 1_000},
-        {"what": "batch of 64 at 0.8 λ_max", "cpu_bare_passes_each": 0.5, "n": 1_000},
-        {"what": "pass growing in n", "axis": "n", "value": 1_000, "cpu_seconds": 1e-5},
-        {"what": "pass growing in n", "axis": "n", "value": 10_000, "cpu_seconds": 1e-4},
-        {"what": "slope in n", "cpu_ns_per_chunk": 10.0},
-    ]
-    peer = {"solver": "x", "n": 9, "lambda_ratio": 0.8}
-    peer |= {"cpu_seconds_over_stride": 12.0, "memory_bytes_over_stride": 0.5}
-    (tmp_path / "recovery.jsonl").write_text("".join(json.dumps(record) + "\n" for record in both))
-    plot.main(["--results", str(tmp_path)])
-    text = (tmp_path / "recovery.svg").read_text()
-    ElementTree.fromstring(text)
-    assert "10.0 ns a chunk" in text and "12 ×" not in text
-    assert "12 × time" in plot.drawing(both, [peer])
-    with pytest.raises(ValueError, match="recovery"):
-        plot.drawing([], [])
