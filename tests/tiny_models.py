@@ -37,6 +37,7 @@ def tiny_sizes(**sizes: Any) -> dict[str, Any]:
 def configurations() -> dict[str, Callable[[Any], Any]]:
     """Architecture name → tiny configuration, given the transformers module."""
     gqa = tiny_sizes(num_key_value_heads=2)
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     gemma_types = ["sliding_attention", "full_attention", "sliding_attention"]
     return {
         "Llama": lambda tf: tf.LlamaConfig(**gqa),
@@ -72,16 +73,8 @@ def configurations() -> dict[str, Callable[[Any], Any]]:
         "OPT": lambda tf: tf.OPTConfig(**tiny_sizes(ffn_dim=64, word_embed_proj_dim=16)),
         "Falcon": lambda tf: tf.FalconConfig(**tiny_sizes()),
         "Mixtral": lambda tf: tf.MixtralConfig(**gqa, num_local_experts=3),
-        "Qwen2Moe": lambda tf: tf.Qwen2MoeConfig(
-            **gqa,
-            num_experts=3,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-        ),
-        "Qwen3Moe": lambda tf: tf.Qwen3MoeConfig(
-            **gqa, head_dim=8, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16
-        ),
+        "Qwen2Moe": lambda tf: tf.Qwen2MoeConfig(**gqa, **experts, shared_expert_intermediate_size=16),
+        "Qwen3Moe": lambda tf: tf.Qwen3MoeConfig(**gqa, **experts, head_dim=8),
         "GptOss": lambda tf: tf.GptOssConfig(
             **gqa, head_dim=8, num_local_experts=3, num_experts_per_tok=2, sliding_window=8
         ),

@@ -36,7 +36,8 @@ LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 # K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
 # memory. Of small fine-tuned models subsets tell more: with 256 for 800 chunks LDS falls by .008
 FEWEST_SUBSETS, _MOST_SUBSETS, _SMALL = 64, 1000, 1 << 20
-PACKED_BYTES = 4 << 20  # more gates (as float32) are stored in a few bits each: see `gate_bits`
+# more bytes of gates are stored in a few bits a gate (`gate_bits`), of a basis in a byte a number
+PACKED_BYTES, LARGE_BASIS = 4 << 20, 1 << 20
 # of pairs of tokens, each of which has a gate of its own
 PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
@@ -46,8 +47,7 @@ _LOGIT_RANK = 128  # directions of one, at most, by default
 # are no more than so many
 _LEAST_PROJECTED = 512
 _PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
-_OF_ANY_GATES = 32_768  # beyond that, no more than a sign for every two gates
-MOST_PROJECTED = 1 << 18  # bytes of a chunk's projection: see `projections`
+_OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at all: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
 _SHARED, _ALL_SHARED = 64, 1 << 23
 
@@ -108,10 +108,10 @@ def default_gates(
 
 
 def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = False) -> int:
-    """Estimate the bytes of the default bases, two a number: matrices of a layer have 22 or 18 rows of d."""
-    allowed, pairs, sides = (LINEAR_GATES, 8, 22) if finetuned else (FEED_FORWARD_GATES, 2, 18)
+    """Estimate the bytes of the default bases: 22 or 9 rows of d numbers a layer and direction."""
+    allowed, pairs, rows = (LINEAR_GATES, 8, 22) if finetuned else (FEED_FORWARD_GATES, 2, 9)
     rank = min(width, math.isqrt(inside_gates(allowed, n_subsets) // (pairs * layers)))
-    return 2 * rank * sides * layers * width
+    return (numbers := rank * rows * layers * width) * (1 if 4 * numbers >= LARGE_BASIS else 4)
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:

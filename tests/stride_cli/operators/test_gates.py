@@ -61,8 +61,16 @@ def test_rounding_hardly_moves_what_subsets_measure(
     )
     operators = fit_closed(model, chunks, columns.astype(np.uint16), K, chosen)
     monkeypatch.setattr(store, "PACKED_BYTES", 0)
+    monkeypatch.setattr(store, "LARGE_BASIS", 0)
     arrays, attributes = operators.to_arrays()
     packed = store.Operators.from_arrays(arrays, attributes)
+    # bases have a byte a number, with three digits and a range of 2¹⁷
+    for before, after in zip(operators.spaces, packed.spaces, strict=True):
+        for name, values in before.arrays().items():
+            if values.dtype == np.float32:
+                bound = np.abs(values) / 16 + np.abs(values).max() / (1 << 17)
+                assert (np.abs(after.arrays()[name] - values) <= bound).all()
+                assert arrays[f"{before.name.replace('-', '_')}_{name}"].nbytes == values.size
     assert all(isinstance(gate, PackedGates) for gate in packed.gates)
     assert sum(g.nbytes for g in packed.gates) < 0.15 * sum(g.nbytes for g in operators.gates)
     batch = chunks.batch(np.arange(6))
