@@ -122,7 +122,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
 
     workspace = session.workspace
     wanted = list(dict.fromkeys(hit.chunk for hit in (*answer.supporters, *answer.opposers)))
-    most = max(_FEWEST, len(wanted), default_reads(workspace, [session.operators]))
+    most = max(_FEWEST, len(wanted), default_reads(workspace))
     strongest = np.argsort(-np.abs(answer.solution.values), kind="stable")[:most]
     by_answer = answer.solution.indices[strongest].tolist()
     tokens, by_token = len(batch.ids) - 1, []

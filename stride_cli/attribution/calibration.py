@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from stride_cli.attribution.several import Several
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.language.causal_lm import CausalLM
+    from stride_cli.models.protocol import AttributableModel
+    from stride_cli.operators.options import TrainOptions
+    from stride_cli.schema.train_records import TrainEstimateRecord
 
 FORM = 3  # of influences and nulls: before 2, zero was the average chunk; before 3, all tokens counted alike
 _ARRAYS = {"losses": np.float64, "shares": np.float64, "held": np.uint8, "near": np.uint8}
@@ -42,6 +46,7 @@ SCORED_TOKENS = 16  # of a null prompt's response
 _PROMPT_TOKENS = (6, 9, 12)  # of an unrelated prompt
 _WORDS = (4, 10)  # of a chunk as a prompt, at least and below
 _WORD = 6  # letters of a word that does not exist
+_TIMED = 8  # prompts, whose time is that of all
 _TRIES = 50  # to exchange words so that no document has them all, for each near miss
 
 
@@ -72,6 +77,28 @@ def calibrate(pipeline: Pipeline | Several, nulls: int, scale: Nats | None = Non
             writer.append(f"calibration/null_{name}", getattr(answers, name).astype(kind))
         writer.publish(about)
     return answers
+
+
+def estimate_train(
+    index: Index, model: AttributableModel, options: TrainOptions | None, nulls: int
+) -> TrainEstimateRecord:
+    """Estimate what a fit takes (`estimate_fit`) and, by a few of them, the null prompts after it."""
+    from stride_cli.attribution.defaults import default_reads
+    from stride_cli.data.batches import ChunkReader
+    from stride_cli.data.workspace import Workspace
+    from stride_cli.training.dry_run import estimate_fit
+
+    found = estimate_fit(index, model, options)
+    if nulls and not model.classes:
+        workspace = Workspace(index, model, ChunkReader(index, model), index.seed)
+        begun = time.perf_counter()
+        queries, _ = null_queries(CorpusWords.of(workspace), _TIMED)
+        asking = nulls * (time.perf_counter() - begun) / _TIMED
+        # their gradients, and those of chunks that are read for them, take what the corpus's do
+        tokens = nulls * float(np.mean([len(query.ids) for query in queries] or [0]))
+        tokens += index.n_tokens if default_reads(workspace) else 0
+        found["seconds"]["calibration"] = asking + tokens * found["seconds"]["corpus"] / index.n_tokens
+    return found
 
 
 def stored_calibration(index: Index, *, replaced: bool = False) -> NullAnswers | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stride_cli.recovery.shrinkage import Shrinkage
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     from index_format.reader import Index
     from stride_cli.data.workspace import Workspace
     from stride_cli.models.protocol import AttributableModel
-    from stride_cli.operators.store import Operators
 
 # λ / λ_max: operators in closed form answer nearly without noise, trained ones do not
 DEFAULT_LAMBDA_RATIO = {"closed": 0.03, "sgd": 0.2}
@@ -52,16 +50,16 @@ def recovery_defaults(index: Index, model: AttributableModel, fit: str, recipe: 
     }
 
 
-def default_reads(workspace: Workspace, operators: Sequence[Operators]) -> int:
+def default_reads(workspace: Workspace, models: int = 1) -> int:
     """Count the exact gradients of a query by default: as many as take a few seconds, at most 200.
 
-    It depends on the model, the corpus and the kind of device, and on nothing that is measured: the same
-    query has the same answer. 0 where that were fewer than 10, and where operators do not allow it.
+    It depends on the models, the corpus and the kind of device, and on nothing that is measured: the same
+    query has the same answer. 0 where that were fewer than 10.
     """
     model = workspace.model
-    if model.classes or any(found.direct_scale is None for found in operators):
+    if model.classes:
         return 0
     tokens = workspace.chunks.mean_length
-    cost = _A_PASS * model.n_parameters * max(1.0, tokens) * len(operators)
+    cost = _A_PASS * model.n_parameters * max(1.0, tokens) * models
     count = int(_OPERATIONS.get(model.device.type, _OPERATIONS["cpu"]) / cost)
     return 0 if count < _FEWEST_READ else min(count, _MOST_READ)

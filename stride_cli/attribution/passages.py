@@ -347,18 +347,10 @@ def rarity(count: float, documents: int) -> float:
 
 
 def best_passage(text: str, query: str, weights: dict[str, float], *, width: int = 280) -> str:
-    """The sentence of ``text`` that shares the rarest words with the query, at most ``width`` characters.
+    """The sentence of ``text`` that shares the rarest words with the query; the first, where none shares one.
 
-    Parameters
-    ----------
-    text : str
-    query : str
-    weights : dict      rarity of words; an unknown word counts 1
-    width : int         characters; a longer sentence is cut around its first shared word
-
-    Returns
-    -------
-    str      the first sentence where none shares a word
+    `weights` are the rarities of words, of an unknown word 1. A sentence of more than `width` characters is
+    cut around its first shared word.
     """
     wanted = set(words(query))
     parts = [part.strip() for part in sentences(text) if part.strip()] or [text.strip()]

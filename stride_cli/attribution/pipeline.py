@@ -97,19 +97,16 @@ class Settings:
             return defaults[name] if own == unset else own
 
         # estimates need a projection of every chunk, whose error is known in the gates' unit
-        estimated = options.estimate == "auto" and all(
-            own.direct_scale is not None
-            and own.projections is not None
-            and len(own.projections) >= workspace.n_chunks
-            for own in operators
-        )
+        in_unit = all(own.direct_scale is not None for own in operators)
+        kept = (len(own.projections) if own.projections is not None else 0 for own in operators)
+        estimated = options.estimate == "auto" and in_unit and min(kept) >= workspace.n_chunks
         if options.redundancy and not estimated:
             raise UsageError(
                 "query.redundancy needs a projection of every chunk, and to estimate by it",
                 fix="leave out query.redundancy and query.estimate, or stride train --project 8192",
             )
         # 0 where they would take too long, or where gates have no unit for single chunks
-        reads = default_reads(workspace, operators) if options.read is None else options.read
+        usual = default_reads(workspace, len(operators)) if in_unit else 0
         return cls(
             method=chosen("measure", options.measure, "auto"),
             batch_size=options.batch_size,
@@ -120,7 +117,7 @@ class Settings:
                 bool(chosen("intercept", options.intercept)),
                 options.nonneg,
             ),
-            reads=min(reads, workspace.n_chunks),
+            reads=min(usual if options.read is None else options.read, workspace.n_chunks),
             estimated=estimated,
             redundancy=float(chosen("redundancy", options.redundancy)) if estimated else 0.0,
             shrinkage=defaults["shrinkage"] if options.shrink else None,
@@ -334,15 +331,17 @@ class Pipeline:
         batches: Sequence[Batch],
         measurement: Measurement,
         *,
+        shrink: bool = True,
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
-        """Find the influences of all chunks on each query.
+        """Find the influences of all chunks on each query: the minimisers of the problem.
 
         Parameters
         ----------
         queries : Q queries               only looked at where `Settings.looks_at_chunks`
         batches : the same, in order      likewise
         measurement : of these queries
+        shrink : make small ones smaller (`Settings.shrunk`)
         reached : callable, optional      told "recover" once chunks are selected, "read" at the end
 
         Raises
@@ -350,18 +349,6 @@ class Pipeline:
         NumericalError      see `solve_lasso`
         UsageError          chunks are to be read, and the operators do not allow it (`direct_scale`)
         """
-        found = self.recovered(queries, batches, measurement, reached=reached)
-        return [self.settings.shrunk(each) for each in found]
-
-    def recovered(
-        self,
-        queries: QuerySet | None,
-        batches: Sequence[Batch],
-        measurement: Measurement,
-        *,
-        reached: Callable[[str], None] = lambda stage: None,
-    ) -> list[Solution]:
-        """Find the minimisers of the problem: `influences` before small ones are made smaller."""
         from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch
 
@@ -371,9 +358,8 @@ class Pipeline:
         if not settings.looks_at_chunks and not settings.lasso.nonneg:
             lassos = solve_batch(self.columns, measurement.y, settings.lasso, n_subsets=n_subsets)
             reached("recover")
-            return [
-                shown(each, measurement.of_query(query), None, settings) for query, each in enumerate(lassos)
-            ]
+            plain = [shown(each, measurement.of_query(at), None, settings) for at, each in enumerate(lassos)]
+            return [settings.shrunk(each) if shrink else each for each in plain]
         assert queries is not None or not settings.looks_at_chunks
         # 2. What is expected of every chunk
         estimates, batches = self.estimate(queries, batches, measurement)
@@ -398,7 +384,7 @@ class Pipeline:
                 fix="run with --dtype fp32 or --read 0, or fit the operators anew",
             )
         reached("read")
-        return solutions
+        return [settings.shrunk(each) if shrink else each for each in solutions]
 
     def estimate(
         self, queries: QuerySet | None, batches: Sequence[Batch], measurement: Measurement

@@ -83,10 +83,10 @@ def prepare(
     index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
     if before is not None and not fitted:
-        from stride_cli.training.dry_run import estimate_fit
+        from stride_cli.attribution.calibration import estimate_train
 
         with progress("measuring how long fitting will take"):
-            estimate = estimate_fit(index, model, training)
+            estimate = estimate_train(index, model, training, CalibrationOptions.given(calibration).nulls)
         before(estimate)
     if not fitted or index.fitted_share < 1:
         say("fitting one steering operator per subset")

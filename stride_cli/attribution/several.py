@@ -128,7 +128,8 @@ class Several:
         """See `Pipeline.influences`: means over the models, made smaller once they are averaged."""
         # estimates, candidates, exact gradients and the problem are each model's own
         runs = [
-            own.recovered(queries, batches, part, reached=reached) for own, part in self.parts(measurement)
+            own.influences(queries, batches, part, shrink=False, reached=reached)
+            for own, part in self.parts(measurement)
         ]
         return [self.settings.shrunk(mean_solution(each)) for each in zip(*runs, strict=True)]
 
@@ -169,24 +170,21 @@ def mean_solution(solutions: Sequence[Solution]) -> Solution:
         own[np.searchsorted(indices, each.indices)] = each.values
         total += own / len(solutions)
 
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(each, name) for each in solutions]))
-
-    return Solution(
+    names = ("intercept", "lambda_", "lambda_max", "lambda_ratio", "r_squared", "average")
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(each, name) for each in solutions])) for name in names
+    }
+    return replace(
+        solutions[0],
         indices=indices,
         values=total,
-        intercept=mean("intercept"),
-        lambda_=mean("lambda_"),
-        lambda_max=mean("lambda_max"),
-        lambda_ratio=mean("lambda_ratio"),
         duality_gap=max(each.duality_gap for each in solutions),
         relative_gap=max(each.relative_gap for each in solutions),
         n_passes=sum(each.n_passes for each in solutions),
         n_epochs=sum(each.n_epochs for each in solutions),
-        r_squared=mean("r_squared"),
         residual=np.concatenate([each.residual for each in solutions]),
-        n_chunks=solutions[0].n_chunks,
         moved=max(each.moved for each in solutions),
-        average=mean("average"),
         exact=reduce(np.intersect1d, [each.exact for each in solutions]),
+        recall=None,
+        **means,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -200,7 +200,7 @@ def _sentence(estimate: TrainEstimateRecord) -> str:
     from stride_cli.commands.tables import size
     from stride_cli.output import duration
 
-    seconds = estimate["seconds"]["bases"] + estimate["seconds"]["corpus"]
+    seconds = sum(cast("dict[str, float]", estimate["seconds"]).values())
     return (
         f"{estimate['chunks']:,} chunks, {estimate['tokens']:,} tokens; operators of {estimate['subsets']:,} "
         f"subsets: about {size(estimate['bytes'])} on disk and {duration(seconds)} "

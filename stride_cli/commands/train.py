@@ -69,7 +69,7 @@ def train(
     given |= {"checkpoints": [*given["checkpoints"], *more_checkpoints]} if more_checkpoints else {}
     options = train_settings(given)
     if dry_run:
-        return _estimate(where, options, json)
+        return _estimate(where, options, 0 if no_calibration else nulls.nulls, json)
     asked = None if no_calibration else nulls
     result = api.train(where, options, overwrite=overwrite, run=running, calibration=asked)
     if wants_json(json):
@@ -86,26 +86,26 @@ def train(
     next_step("stride", "query", "…", "--index", str(where.index))
 
 
-def _estimate(where: WorkspacePath, options: TrainOptions, json: bool | None) -> None:
+def _estimate(where: WorkspacePath, options: TrainOptions, nulls: int, json: bool | None) -> None:
     """Print what a fit will take."""
     from index_format.reader import Index
+    from stride_cli.attribution.calibration import estimate_train
     from stride_cli.commands.tables import size
     from stride_cli.data.workspace import open_model
     from stride_cli.output import duration, emit, progress, wants_json
-    from stride_cli.training.dry_run import estimate_fit
 
     index = Index.open(where.index)
     model = open_model(index, where.model)
     with progress("timing the first chunks"):
-        found = estimate_fit(index, model, options)
+        found = estimate_train(index, model, options, nulls)
     if wants_json(json):
         emit(found)
         return
     seconds = found["seconds"]
     print(
-        f"bases about {duration(seconds['bases'])}, corpus about {duration(seconds['corpus'])} (timed on "
-        f"{found['timed_tokens']:,} of {found['tokens']:,} tokens); operators and projections about "
-        f"{size(found['bytes'])} on disk"
+        f"bases about {duration(seconds['bases'])}, corpus about {duration(seconds['corpus'])}, null prompts "
+        f"about {duration(seconds['calibration'])}; operators and projections about {size(found['bytes'])} "
+        f"on disk (timed on {found['timed_tokens']:,} of {found['tokens']:,} tokens)"
     )
 
 

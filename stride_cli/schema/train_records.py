@@ -33,9 +33,7 @@ class TrainRecord(TypedDict):
     projected: Annotated[int, "chunks of which they are kept"]
     coverage: Annotated[float, "share of the chunks that the fit has seen"]
     step: Annotated[float, "share of the gates at which exact measurement takes its differences"]
-    step_agreement: Annotated[
-        float | None, "Pearson correlation of exact and linear responses at that step; null for sgd"
-    ]
+    step_agreement: Annotated[float | None, "correlation of exact and linear responses there; null: by SGD"]
     loss: Annotated[float, "closed: mean loss of the corpus; sgd: the last iteration's objective per subset"]
     checkpoints: list[CheckpointRecord]
     seconds: TrainSeconds
@@ -43,7 +41,8 @@ class TrainRecord(TypedDict):
 
 class EstimatedSeconds(TypedDict):
     bases: Annotated[float, "seconds of fitting the bases of the operator spaces"]
-    corpus: Annotated[float, "seconds of the pass over the corpus"]
+    corpus: Annotated[float, "seconds of the passes over the corpus"]
+    calibration: Annotated[float, "seconds of asking null prompts; 0 where none are"]
 
 
 class TrainEstimateRecord(TypedDict):

@@ -23,11 +23,10 @@ _SUBSETS = 16
 
 
 class FirstChunks(ChunkReader):
-    """The first `count` chunks of an index."""
+    """The first `count` chunks of an index; what a fit has kept of tokens is of all."""
 
     def __init__(self, index: Index, count: int) -> None:
         super().__init__(index)
-        # a fit that is there has kept a byte for each token of all of them
         self.before, self.offsets, self.n_chunks = super().before, self.offsets[: count + 1], count
 
 
@@ -40,7 +39,7 @@ def estimate_fit(
 ) -> TrainEstimateRecord:
     """Time a fit of the first chunks and extrapolate to the whole corpus; nothing is written.
 
-    Loading, the choice of the step, and the pass of the initial model (fine-tuning) are not in it.
+    Loading, the choice of the step, and null prompts (`estimate_train`) are not in it.
 
     Raises
     ------
@@ -49,6 +48,7 @@ def estimate_fit(
     from stride_cli.operators.bases import SAMPLE_TOKENS
     from stride_cli.operators.closed import fit_spaces
     from stride_cli.operators.gradient_sums import accumulate
+    from stride_cli.operators.initial_residuals import load_initial_residuals
     from stride_cli.operators.projections import Projector
 
     options = options or ClosedOptions()
@@ -73,11 +73,12 @@ def estimate_fit(
         columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % _SUBSETS
         projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
         begun = clock()
+        load_initial_residuals(model, each, settings, base=options.base)
         accumulate(steered, each, each.plan(settings.batch_tokens), columns, _SUBSETS, projector)
         passes.append(clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
     sampled = min(index.n_tokens, SAMPLE_TOKENS)
-    found = {"bases": _extended(bases, tokens, sampled), "corpus": _extended(passes, tokens, index.n_tokens)}
+    bases_of_all, corpus = _extended(bases, tokens, sampled), _extended(passes, tokens, index.n_tokens)
     models = 1 + len(options.checkpoints or ())
     return {
         "schema": "stride.train_estimate/1",
@@ -86,7 +87,7 @@ def estimate_fit(
         "tokens": index.n_tokens,
         "subsets": index.n_subsets,
         "gate_size": steered.gate_size,
-        "seconds": {"bases": models * found["bases"], "corpus": models * found["corpus"]},
+        "seconds": {"bases": models * bases_of_all, "corpus": models * corpus, "calibration": 0.0},
         "bytes": models * stored_bytes(index, model, steered.gate_size, size),
         "timed_tokens": tokens[1],
     }
