@@ -34,8 +34,8 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 # K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
-# memory. Of small fine-tuned models subsets tell more: with 256 for 800 chunks LDS falls by .008
-FEWEST_SUBSETS, _MOST_SUBSETS, _SMALL = 64, 1000, 1 << 20
+# memory. Of small fine-tuned models subsets tell more: 256 of 800 chunks lose .008 of LDS; of large ones few do
+FEWEST_SUBSETS, _MOST_SUBSETS, _OF_LARGE, _SMALL = 64, 1000, 32, 1 << 20
 # more bytes of gates are stored in a few bits a gate (`gate_bits`), of a basis in a byte a number
 PACKED_BYTES, LARGE_BASIS = 4 << 20, 1 << 20
 # of pairs of tokens, each of which has a gate of its own
@@ -46,7 +46,7 @@ _LOGIT_RANK = 128  # directions of one, at most, by default
 # bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
 # are no more than so many
 _LEAST_PROJECTED = 512
-_PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
+_PROJECTED = ((1 << 16, 1 << 28), (8192, 1 << 30))
 _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at all: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
 _SHARED, _ALL_SHARED = 64, 1 << 23
@@ -85,7 +85,7 @@ def gate_bytes(n_subsets: int, n_gates: int) -> int:
 def most_subsets(n_layers: int, width: int) -> int:
     """Choose the most subsets of a fine-tuned model by default; its linear layers have about 8 L d² gates."""
     gates = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
-    return _MOST_SUBSETS if gates <= _SMALL else FEWEST_SUBSETS
+    return _MOST_SUBSETS if gates <= _SMALL else _OF_LARGE
 
 
 def default_gates(
@@ -115,7 +115,7 @@ def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = Fa
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:
-    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 131,072.
+    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 65,536.
 
     Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is no more than a
     sign for each of the p gates of a fine-tuned model, for every two of one that was trained from scratch.
