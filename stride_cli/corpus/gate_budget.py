@@ -34,7 +34,7 @@ _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell 
 FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
 LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 # K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
-# memory. Of small fine-tuned models subsets tell more: 256 of 800 chunks lose .008 of LDS; large ones need few
+# memory. Of small fine-tuned models subsets tell more: 256 of 800 chunks lose .008 of LDS; large ones few
 FEWEST_SUBSETS, _MOST_SUBSETS, _OF_LARGE, _SMALL = 64, 1000, 32, 1 << 20
 # more bytes of gates are stored in a few bits a gate (`gate_bits`), of a basis in a byte a number
 PACKED_BYTES, LARGE_BASIS = 4 << 20, 1 << 20
