@@ -134,7 +134,7 @@ def kronfluence(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray
         torch.manual_seed(0)
         how.fit_all_factors("factors", read(tokens), per_device_batch_size=8)
         return None
-    both = {"per_device_query_batch_size": 4, "per_device_train_batch_size": 8}
+    both = {"per_device_query_batch_size": 16, "per_device_train_batch_size": 8}
     asked = ScoreArguments(damping_factor=None)  # a tenth of the mean eigenvalue; the default is 1e-8
     data = read(tokens), read(folder / "tokens")
     how.compute_pairwise_scores(
