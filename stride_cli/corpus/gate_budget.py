@@ -46,7 +46,7 @@ _LOGIT_RANK = 128  # directions of one, at most, by default
 # bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
 # are no more than so many
 _LEAST_PROJECTED = 512
-_PROJECTED = ((1 << 16, 1 << 28), (8192, 1 << 30))
+_PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
 _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at all: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
 _SHARED, _ALL_SHARED = 64, 1 << 23
@@ -115,13 +115,14 @@ def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = Fa
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:
-    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 65,536.
+    """Choose the bytes of a chunk's projection: a power of 2 from 512 to 131,072.
 
-    Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is no more than a
-    sign for each of the p gates of a fine-tuned model, for every two of one that was trained from scratch.
+    Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is a sign for each of
+    the p gates of a small fine-tuned model, and no more. (Of 480 chunks of one of 135 M 8,192 lose nothing.)
     """
     found = max(min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED)
-    return max(_LEAST_PROJECTED, min(found, max(_OF_ANY_GATES, _power(n_gates // (8 if finetuned else 16)))))
+    small = n_gates // 8 if finetuned and n_gates <= _SMALL else 0
+    return max(_LEAST_PROJECTED, min(found, max(_OF_ANY_GATES, _power(small))))
 
 
 def _power(value: int) -> int:

@@ -47,8 +47,8 @@ def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
     size = default_projection(n_chunks, n_gates, finetuned=finetuned)
     check_projection(size)
     assert 512 <= size <= MOST_PROJECTED and (size == 512 or size * n_chunks <= 1 << 30)
-    assert size <= 32_768 or (8 if finetuned else 16) * size <= n_gates
-    assert size <= default_projection(n_chunks // 2, 2 * n_gates, finetuned=finetuned)
+    assert size <= 32_768 or (finetuned and 8 * size <= n_gates <= 1 << 20)
+    assert size <= default_projection(n_chunks // 2, n_gates, finetuned=finetuned)
 
 
 def test_bases_are_as_large_as_those_that_were_written() -> None:
