@@ -43,8 +43,7 @@ PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; see `logit_gates`
 _LOGIT_RANK = 128  # directions of one, at most, by default
-# bytes of a chunk's projection by default, at least, and so many at most where those of all chunks together
-# are no more than so many
+# bytes of a chunk's projection by default, at least, and at most where all chunks' are no more than so many
 _LEAST_PROJECTED = 512
 _PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
 _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at all: see `projections`
@@ -117,8 +116,8 @@ def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = Fa
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:
     """Choose the bytes of a chunk's projection: a power of 2 from 512 to 131,072.
 
-    Those of all chunks take a gigabyte at most, which a query scans. Beyond 32,768 there is a sign for each of
-    the p gates of a small fine-tuned model, and no more. (Of 480 chunks of one of 135 M 8,192 lose nothing.)
+    A query scans a gigabyte at most. Beyond 32,768 there is a sign for each gate of a small fine-tuned model;
+    of a large one 480 chunks lose nothing with 8,192.
     """
     found = max(min(most, _power(whole // max(1, n_chunks))) for most, whole in _PROJECTED)
     small = n_gates // 8 if finetuned and n_gates <= _SMALL else 0
