@@ -3,8 +3,8 @@
     python -m tests.benchmarks gpu --out tests/benchmarks/results/gpu.jsonl
 
 (a) Every path of the fit, the query and the reading, compared with the CPU (`tests.gpu.device_paths`).
-(b) For models of 135 M, .5 B and 1.5 B random weights in bf16, K = 1,000 subsets, chunks of 128 tokens and
-about 10⁶ gates: tokens a second of the fit (whole, and of the pass over the corpus alone), of reading, of
+(b) For models of 135 M, .5 B and 1.5 B random weights in bf16, 64 subsets, chunks of 128 tokens and about 10⁶
+gates: tokens a second of the fit (whole, and of the pass over the corpus alone), of reading, of
 exact and linear measurement, each against a bare forward and backward pass into every parameter, in the
 batches that are fastest for it; the most memory that each took; the bare pass's share of the card's bf16
 peak, as its maker states it and as a product of two 8,192² matrices reaches it. How many chunks there are,
@@ -33,6 +33,7 @@ import torch
 
 from index_format.design import build_columns
 from stride_cli.attribution.direct import query_gradients
+from stride_cli.corpus.gate_budget import FEWEST_SUBSETS
 from stride_cli.data.batches import Batch, ChunkReader
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators import closed
@@ -114,7 +115,7 @@ def rates(given: argparse.Namespace, size: dict[str, int]) -> dict[str, Any]:
     """Tokens a second of everything, of a model of these sizes."""
     clock = _Clock(given.device)
     model = random_model(size, given.device)
-    n_subsets, length = (40, 16) if given.tiny else (1000, _CHUNK)
+    n_subsets, length = (40, 16) if given.tiny else (FEWEST_SUBSETS, _CHUNK)
     few = 64 if given.tiny else 512
     # 1. A bare pass says how many chunks there are to be
     probe = _reader(few, length, size)
