@@ -35,22 +35,22 @@ def array_name(name: str, checkpoint: int = 0) -> str:
 
 
 def _rounded(name: str, basis: np.ndarray) -> dict[str, np.ndarray]:
-    """Keep a large float32 basis in eight bits a number, three of them digits: each is off by 2 %, at random,
-    and so directions turn by as much."""
+    """Keep a large float32 basis in eight bits a number, three of them digits, so that directions turn by 2 %;
+    under a name that a version misses which cannot read it."""
     if basis.dtype != np.float32 or basis.nbytes < LARGE_BASIS:
         return {name: basis}
     values = torch.from_numpy(basis)
     scale = values.abs().max().clamp_min(1e-30) / torch.finfo(_EIGHT_BITS).max
     codes = (values / scale).to(_EIGHT_BITS).view(torch.uint8)
-    return {name: codes.numpy(), f"{name}_scale": scale.reshape(1).numpy()}
+    return {f"{name}_codes": codes.numpy(), f"{name}_scale": scale.reshape(1).numpy()}
 
 
 def _whole(name: str, arrays: Mapping[str, Any]) -> np.ndarray:
     """Read what `_rounded` kept, or versions before it: the upper half of each float32."""
+    if (codes := arrays.get(f"{name}_codes")) is not None:
+        numbers = torch.from_numpy(np.array(codes)).view(_EIGHT_BITS).float()
+        return numbers.mul_(float(arrays[f"{name}_scale"][0])).numpy()
     kept = np.asarray(arrays[name])
-    if kept.dtype == np.uint8:
-        codes = torch.from_numpy(kept.copy()).view(_EIGHT_BITS)
-        return codes.float().mul_(float(arrays[f"{name}_scale"][0])).numpy()
     return (kept.astype(np.uint32) << 16).view(np.float32) if kept.dtype == np.uint16 else kept
 
 

@@ -70,7 +70,7 @@ def test_rounding_hardly_moves_what_subsets_measure(
             if values.dtype == np.float32:
                 bound = np.abs(values) / 16 + np.abs(values).max() / (1 << 17)
                 assert (np.abs(after.arrays()[name] - values) <= bound).all()
-                assert arrays[f"{before.name.replace('-', '_')}_{name}"].nbytes == values.size
+                assert arrays[f"{before.name.replace('-', '_')}_{name}_codes"].nbytes == values.size
     assert all(isinstance(gate, PackedGates) for gate in packed.gates)
     assert sum(g.nbytes for g in packed.gates) < 0.15 * sum(g.nbytes for g in operators.gates)
     batch = chunks.batch(np.arange(6))
