@@ -35,7 +35,7 @@ def array_name(name: str, checkpoint: int = 0) -> str:
 
 
 def _rounded(name: str, basis: np.ndarray) -> dict[str, np.ndarray]:
-    """Keep a large float32 basis in eight bits a number, three of them digits, so that directions turn by 2 %;
+    """Keep a large float32 basis in eight bits a number, three of them digits: directions turn by 2 %;
     under a name that a version misses which cannot read it."""
     if basis.dtype != np.float32 or basis.nbytes < LARGE_BASIS:
         return {name: basis}
