@@ -52,7 +52,8 @@ def run(commands: list[list[str]], made: Path, threads: int) -> dict[str, float]
 def write_tokens(pairs: Path, index: Path, model: str) -> Path:
     """Write the tokens of an index, and as labels those that are scored."""
     if not index.exists():
-        subprocess.run([*STRIDE, "index", "build", pairs, "--model", model, "--out", index], check=True)
+        build = [*STRIDE, "index", "build", str(pairs), "--model", model, "--out", str(index)]
+        subprocess.run(build, check=True, stdout=sys.stderr)
     chunks, lines = Workspace.open(index, model).chunks, []
     for row in range(chunks.n_chunks):
         ids, weights = chunks.chunk(row)
