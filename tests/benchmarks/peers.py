@@ -82,17 +82,16 @@ def lds(scores: np.ndarray, truth: Path) -> dict[str, float]:
 
 def measured(tool: str, python: str, files: dict[str, Path], model: str, threads: int) -> dict[str, float]:
     """Fit, and score one query and many, each in a process of its own; scores are left in the folder."""
-    folder, corpus, index = files["folder"], files["corpus"], files["index"]
-    made, found = folder / tool, {}
+    folder, index = files["folder"], files["index"]
     if tool == "stride":
         made, named = index, ["--model", model]
-        build = [*STRIDE, "index", "build", str(corpus), *named, "--out", str(index)]
+        build = [*STRIDE, "index", "build", str(files["corpus"]), *named, "--out", str(index)]
         train = [*STRIDE, "train", "--index", str(index), *named, "--space", SPACE, "--no-calibration"]
         found = run([build, train], made, threads)
         asked = [*STRIDE, "baseline", "stride:stored=true", "--index", str(index), *named]
         asks = {each: [*asked, "--queries", str(files[each]), "--scores"] for each in ("one", "many")}
     else:
-        made.mkdir()
+        (made := folder / tool).mkdir()
         step = [python, str(Path(__file__).with_name("_peer_tools.py")), tool]
         found = run([[*step, "fit", model, str(files["corpus tokens"]), str(made)]], made, threads)
         asks = {
