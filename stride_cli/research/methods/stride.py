@@ -11,7 +11,7 @@ import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.attribution.pipeline import shown
-from stride_cli.attribution.several import Several, mean_solution, open_pipeline
+from stride_cli.attribution.several import Several, in_passes, mean_solution, open_pipeline
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
@@ -192,15 +192,7 @@ class StrideMethod:
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: relative influences; zero outside of the solution and of what was read."""
-        pipeline, measured = self._pipeline(), self._measure(queries)
-        looks = pipeline.settings.looks_at_chunks
-        # chunks that are read are read for a block of queries in one pass
-        block = QUERY_BLOCK * (max(1, pipeline.together // QUERY_BLOCK) if looks else 1)
-        for start in range(0, len(queries), block):
-            rows = np.arange(start, min(start + block, len(queries)))
-            groups = queries.groups(self._task.model, QUERY_TOKENS, rows) if looks else []
-            batches = [queries.batch(group) for group in groups]
-            found = pipeline.influences(queries.take(rows), batches, measured.take(rows))
+        for _, found in in_passes(self._pipeline(), queries):
             for first in range(0, len(found), QUERY_BLOCK):
                 yield dense(found[first : first + QUERY_BLOCK], np.float32)
 
