@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,47 +51,43 @@ def summed(model: torch.nn.Module, batch: dict[str, torch.Tensor], sample: bool 
     return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
-def bergson(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray | None:
-    """TrackStar: gradients of every layer, projected to 16 × 16 numbers, and their second moments."""
+def bergson(step: str, model: str, tokens: Path, folder: Path, moments: bool = False) -> np.ndarray | None:
+    """Cosines of every layer's gradients, projected to 16 × 16 numbers; with second moments, TrackStar."""
     command = [sys.executable, "-m", "bergson"]
     usual = ["--model", model, "--dataset", str(tokens), "--projection_dim", str(SIDE)]
     usual += ["--loss_reduction", "sum"]
     made = folder / ("index" if step == "fit" else "queries")
     subprocess.run([*command, "build", str(made), *usual, "--overwrite", "true"], check=True)
+    hessian = folder / "hessian" if moments else None
     if step == "fit":
-        moments = ["--method", "autocorrelation", "--overwrite", "true"]
-        subprocess.run([*command, "hessian", str(folder / "hessian"), *usual, *moments], check=True)
+        if hessian:
+            method = ["--method", "autocorrelation", "--overwrite", "true"]
+            subprocess.run([*command, "hessian", str(hessian), *usual, *method], check=True)
         return None
     from bergson.query.attributor import Attributor
 
-    names = Attributor(made).grads
-    found = Attributor(folder / "index", hessian_path=folder / "hessian", unit_norm=True)
+    names = {name: each.clone() for name, each in Attributor(made).grads.items()}  # `search` divides them
+    found = Attributor(folder / "index", hessian_path=hessian, unit_norm=True)
     scores, order = found.search(names, None)
     return np.take_along_axis(scores.numpy(), order.argsort(dim=1).numpy(), 1)
 
 
 def dattri_llm(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray | None:
     """EK-FAC of gradients projected to 16 on both sides (LoGRA); one example at once, as nothing pads."""
-    from dattri_llm import (
-        AttributionArguments,
-        AttributionTask,
-        EKFACAttributor,
-        GradientStorageManager,
-        HookManagerConfig,
-    )
+    import dattri_llm as library
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     each = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1}
-    arguments = AttributionArguments(output_dir=str(folder), use_cpu=True, max_grad_norm=None, **each)
-    found = EKFACAttributor(arguments, task=AttributionTask(summed, loaded))
+    arguments = library.AttributionArguments(output_dir=str(folder), use_cpu=True, max_grad_norm=None, **each)
+    found = library.EKFACAttributor(arguments, task=library.AttributionTask(summed, loaded))
     projection = {"style": "logra", "proj_dim": SIDE, "proj_max_batch_size": 8, "proj_type": "normal"}
-    config = HookManagerConfig(linear_io=[r"layers\."], projection_kwargs={"__default__": projection})
+    config = library.HookManagerConfig(linear_io=[r"layers\."], projection_kwargs={"__default__": projection})
     numbered = [
         {**row, "number": torch.tensor(n)} for n, row in enumerate(read(tokens))
     ]  # none is like another
     take = found.generate_train_rep if step == "fit" else found.generate_test_rep
     place = str(folder / step)
-    found.collect_gradients(take(numbered, hook_config=config), GradientStorageManager(place))
+    found.collect_gradients(take(numbered, hook_config=config), library.GradientStorageManager(place))
     if step == "fit":
         found.fit(place, str(folder / "fisher"))
         return None
@@ -145,6 +142,7 @@ def kronfluence(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray
 
 TOOLS: dict[str, Callable[[str, str, Path, Path], np.ndarray | None]] = {
     "bergson": bergson,
+    "bergson-moments": partial(bergson, moments=True),
     "dattri-llm": dattri_llm,
     "kronfluence": kronfluence,
 }

@@ -28,7 +28,7 @@ from stride_cli.output import emit
 from tests.benchmarks._machine import machine
 
 SPACE = "linear-matrix+logit+token-logit+pair-logit"
-PEERS = ("bergson", "dattri-llm", "kronfluence")
+PEERS = ("bergson", "bergson-moments", "dattri-llm", "kronfluence")
 STRIDE = [sys.executable, "-m", "stride_cli"]
 
 
