@@ -84,6 +84,7 @@ def prepare(
     fitted = index.has("operators")
     if before is not None and not fitted:
         from stride_cli.attribution.calibration import estimate_train
+        from stride_cli.attribution.options import CalibrationOptions
 
         with progress("measuring how long fitting will take"):
             estimate = estimate_train(index, model, training, CalibrationOptions.given(calibration).nulls)

@@ -27,14 +27,14 @@ def test_the_context_of_a_checkpoint(config: dict[str, Any], expected: int, tmp_
 
 
 def test_a_language_model_has_few_subsets_by_default(tmp_path: Path) -> None:
-    """A small one that is fine-tuned has more."""
+    """A small one that is fine-tuned has more, a large one fewer."""
 
     def bound(layers: int, width: int, *, finetuned: bool = True) -> int:
         config = {"model_type": "llama", "num_hidden_layers": layers, "hidden_size": width, "vocab_size": 100}
         (tmp_path / "config.json").write_text(json.dumps(config))
         return subsets_bound(tmp_path, finetuned=finetuned)
 
-    assert bound(30, 576) == bound(4, 128, finetuned=False) == 64 and bound(4, 128) == 1000
+    assert (bound(30, 576), bound(4, 128, finetuned=False), bound(4, 128)) == (32, 64, 1000)
     assert choose_design(480, most=64) == choose_design(100_000, most=64) == (64, 10)
     assert choose_design(480) == (480, 10)
     assert choose_design(480, DesignOptions(n_subsets=300), 64) == (300, 10)
