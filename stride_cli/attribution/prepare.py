@@ -1,4 +1,4 @@
-"""All that a query of a corpus needs, made where it is missing, and made longer where the corpus has grown."""
+"""All that a query of a corpus needs, made where it is missing, and extended where the corpus has grown."""
 
 from __future__ import annotations
 
