@@ -93,7 +93,7 @@ _SPECS = (
     ArraySpec("operators/training_log_*", ("float64",), _ANY, False, "a curve of the fit, by step"),
     ArraySpec("operators/checkpoint_*", NUMBERS, _ANY, False,
         "checkpoint_i.name: as operators/name, of entry i (from 1) of the group's attribute checkpoints"),
-    ArraySpec("operators/*", NUMBERS, _ANY, False, "operator space: U, gates, …; *_codes: float8 (times *_scale)"),
+    ArraySpec("operators/*", NUMBERS, _ANY, False, "operators: U, gates, …; *_codes: float8 (times *_scale)"),
     ArraySpec("truth/*", NUMBERS, _ANY, False, "retrained-subset masks and losses"),
     ArraySpec("calibration/*", NUMBERS, _ANY, False,
         "null prompts: losses of their responses' first tokens, NaN behind the end; share of the strongest "
