@@ -82,9 +82,8 @@ def dattri_llm(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray 
     found = library.EKFACAttributor(arguments, task=library.AttributionTask(summed, loaded))
     projection = {"style": "logra", "proj_dim": SIDE, "proj_max_batch_size": 8, "proj_type": "normal"}
     config = library.HookManagerConfig(linear_io=[r"layers\."], projection_kwargs={"__default__": projection})
-    numbered = [
-        {**row, "number": torch.tensor(n)} for n, row in enumerate(read(tokens))
-    ]  # none is like another
+    # equal examples would be one row: each has a number
+    numbered = [{**row, "number": torch.tensor(at)} for at, row in enumerate(read(tokens))]
     take = found.generate_train_rep if step == "fit" else found.generate_test_rep
     place = str(folder / step)
     found.collect_gradients(take(numbered, hook_config=config), library.GradientStorageManager(place))

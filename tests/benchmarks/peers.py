@@ -21,10 +21,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from stride_cli.data.workspace import Workspace
 from stride_cli.output import emit
+from stride_cli.research.evaluation.metrics import lds
 from tests.benchmarks._machine import machine
 
 SPACE = "linear-matrix+logit+token-logit+pair-logit"
@@ -67,16 +67,13 @@ def write_tokens(pairs: Path, index: Path, model: str) -> Path:
     return tokens
 
 
-def lds(scores: np.ndarray, truth: Path) -> dict[str, float]:
-    """Mean over queries of Spearman's correlation between halves' summed scores and their models' losses."""
+def lds_of(scores: np.ndarray, truth: Path) -> dict[str, float]:
+    """Mean over queries of LDS on imported losses, and its standard error."""
     halves = [json.loads(line) for line in truth.read_text(encoding="utf-8").splitlines()]
     halves = [each for each in halves if "train_subset" in each]
-    members = np.zeros((len(halves), scores.shape[1]))
-    for row, each in zip(members, halves, strict=True):
-        row[each["train_subset"]] = 1
-    losses = np.array([each["test_loss"] for each in halves])
-    sums = members @ scores.T.astype(float)
-    found = np.array([spearmanr(own, -loss)[0] for own, loss in zip(sums.T, losses.T, strict=True)])
+    masks = np.array([np.isin(np.arange(scores.shape[1]), each["train_subset"]) for each in halves])
+    losses = np.array([[each["test_loss"]] for each in halves])  # (R, 1, Q)
+    found = lds(scores, masks, losses).spearman
     return {"lds": float(found.mean()), "lds_se": float(found.std(ddof=1) / np.sqrt(len(found)))}
 
 
@@ -131,7 +128,7 @@ def main(arguments: list[str]) -> None:
             for tool in given.tools:
                 records[tool] = measured(tool, given.python, files, given.model, given.threads)
                 if given.truth:
-                    records[tool] |= lds(np.load(folder / f"{tool}.npy"), given.truth)
+                    records[tool] |= lds_of(np.load(folder / f"{tool}.npy"), given.truth)
                 print(tool, records[tool], file=sys.stderr)
             record = {"benchmark": "peers", "pairs": size, "queries": len(queries), "threads": given.threads}
             emit(record | records | machine("torch"))

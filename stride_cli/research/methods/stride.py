@@ -71,7 +71,6 @@ class StrideMethod:
         self._stored = stored
         # which model (see `_open`), and its operators
         self._fitted: list[tuple[str | int | None, Operators]] = []
-        self._measured: dict[str, Measurement] = {}  # the last queries', whatever λ is
 
     def fit(self, workspace: Workspace) -> None:
         """Fit the operators of every checkpoint.
@@ -87,7 +86,6 @@ class StrideMethod:
         from stride_cli.operators.store import Operators
 
         self._task = workspace
-        self._measured.clear()
         if self._stored:
             if self._subsets or self._degree or self._checkpoints:
                 raise UsageError(
@@ -207,14 +205,9 @@ class StrideMethod:
         return open_pipeline(operators, load, self._designs, self._task, self._defaults, self._recovery)
 
     def _measure(self, queries: QuerySet) -> Measurement:
-        """Measure the subsets' responses to all queries, once for every λ."""
-        key = queries.fingerprint()
-        if key not in self._measured:
-            groups = queries.groups(self._task.model, QUERY_TOKENS)
-            batches = [queries.batch(rows) for rows in groups]
-            self._measured.clear()
-            self._measured[key] = self._pipeline().measure(batches)
-        return self._measured[key]
+        """Measure the subsets' responses to all queries."""
+        groups = queries.groups(self._task.model, QUERY_TOKENS)
+        return self._pipeline().measure([queries.batch(rows) for rows in groups])
 
 
 class DirectReadout:
