@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,14 +114,16 @@ def signals(
     start = steered.first_block
 
     # 3. Forward: without a graph up to the first block that is steered, (B, T, d); with one from there on.
-    # Of linear layers inside, what they read is kept as it is, what they give with its graph
+    # Of linear layers inside, what they read is kept as it is. What they give is not: a hook takes its gradient
     begin, inputs = steered.entry_states(ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
-    outputs: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
 
     def catch(number: int, read: torch.Tensor, output: torch.Tensor) -> None:
         inner.append(read.detach())
-        outputs.append(output)
+        # zero for a layer whose output the model does not use: no memory is taken for it
+        given.append(output.new_zeros(()).expand(output.shape))
+        output.register_hook(partial(given.__setitem__, number))
 
     caught = model.at_layers(layers.which, ids.shape[1], catch) if layers else nullcontext()
     with torch.set_grad_enabled(tracked), caught, steered.products():
@@ -167,8 +170,7 @@ def signals(
     # gives. Rows do not mix: each row's is of its own loss
     pulls: list[torch.Tensor] = []
     if tracked:
-        sites = [hidden, *outputs] if residual else outputs
-        # zero for a layer whose output the model does not use
+        sites = [hidden] if residual else [begin]
         begun = seeded(final, d_final)
         pulls = list(torch.autograd.grad(begun, sites, allow_unused=True, materialize_grads=True))
 
@@ -181,7 +183,7 @@ def signals(
         loss,
         inputs=inputs,
         inner=inner,
-        given=pulls[1:] if residual else pulls,
+        given=given,
         prediction=prediction if with_prediction else None,
     )
 

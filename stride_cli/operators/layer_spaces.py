@@ -119,9 +119,11 @@ class LayerMatrixSpace(OperatorSpace):
 
     def gradient_from(self, found: Signals) -> torch.Tensor:
         seen: dict[Any, torch.Tensor] = {}
-        pairs = enumerate(zip(found.inner, found.given, strict=True))
-        parts = [each for layer, pair in pairs for each in self._gradients(*pair, layer, seen)]
-        return torch.cat(parts, dim=1)
+        gradient = torch.empty(len(found.loss), self.gate_size, device=found.loss.device)
+        for layer, pair in enumerate(zip(found.inner, found.given, strict=True)):
+            for number, part in zip(self.matrices[layer], self._gradients(*pair, layer, seen), strict=True):
+                gradient[:, self._starts[number, 2] : self._starts[number + 1, 2]] = part
+        return gradient
 
     def bases(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return V_j (r, in) and U_j (out, r') of one matrix."""
@@ -152,26 +154,22 @@ class LayerMatrixSpace(OperatorSpace):
         widths = [layer_widths(layer) for layer in sample.model.linear_layers(cls.which)]
         ranks = cls.layer_ranks(sample.model, options.ranks[cls.name])
         adapters, moments = sample.model.adapter_matrices(cls.which), sample.moments
-        pull = (
-            cls._label_moments(sample, options.seed)
-            if options.all_labels
-            else [moments["pull", number] for number in range(len(widths))]
-        )
+        pulls = cls._label_moments(sample, options.seed) if options.all_labels else moments
         tokens = max(1, moments.rows(("read", 0)))  # that a scored prediction depends on
-        V, U, known = [], [], dict[tuple[int, int], torch.Tensor]()
-        same = 0
-        for number, ((wide, long), matrices, S) in enumerate(zip(widths, ranks, pull, strict=True)):
+        V, U, known = [], [], dict[int, torch.Tensor]()
+        for number, ((wide, long), matrices) in enumerate(zip(widths, ranks, strict=True)):
             # F_j ≈ A_j ⊗ S_j, and V_j = A_j^{−1/2}, U_j = S_j^{−1/2} along their leading directions
-            same = number if moments.rows(("read", number)) else same  # as the one before it reads
-            reads, gives = (moments["read", same] / tokens, wide), (S / tokens, long)
+            if moments.rows(("read", number)):  # else as the one before it reads
+                A, known = moments.take(("read", number)) / tokens, {}
+            reads, gives = (A, wide), (pulls.take(("pull", number)) / tokens, long)
             spans: list[tuple[torch.Tensor | None, torch.Tensor | None]] = [(None, None)]
             if adapters is not None:  # directions are inside the span of these columns
-                A, B = adapters[number]
-                spans = [(A.T, None), *([] if B is None else [(None, B)])]
+                down, up = adapters[number]
+                spans = [(down.T, None), *([] if up is None else [(None, up)])]
             for (r, s), (rows, columns) in zip(matrices, spans, strict=True):
-                if rows is not None or (same, r) not in known:
-                    known[same, r] = _directions(*reads, r, rows, options).T
-                V.append(known[same, r])
+                if rows is not None or r not in known:
+                    known[r] = _directions(*reads, r, rows, options).T
+                V.append(known[r])
                 U.append(_directions(*gives, s, columns, options))
         layers = [number for number, matrices in enumerate(ranks) for _ in matrices]
         return cls.from_bases(V, U, None if adapters is None else layers)
@@ -190,16 +188,15 @@ class LayerMatrixSpace(OperatorSpace):
         ]
 
     @staticmethod
-    def _label_moments(sample: Sample, seed: int) -> list[torch.Tensor]:
+    def _label_moments(sample: Sample, seed: int) -> Moments:
         """Sum Σ_i Σ_c p_c δ_ic δ_icᵀ of every layer, (out, out) float64, δ_ic the gradient of label c."""
-        moments, count = Moments(), 0
+        moments = Moments()
         for found, probability in sample.each_label():
             root = probability.sqrt()  # (B, 1)
-            count = len(found.given)
             for number, pull in enumerate(found.given):
                 # a classifier's states have one position
-                moments.add(number, _observed(pull[:, :1], seed) * root.to(pull.dtype))
-        return [moments[number] for number in range(count)]
+                moments.add(("pull", number), _observed(pull[:, :1], seed) * root.to(pull.dtype))
+        return moments
 
     @classmethod
     def check_model(cls, model: AttributableModel) -> None:

@@ -11,7 +11,7 @@ import torch
 from stride_cli.data.batches import Batch, RememberingBatch
 from stride_cli.operators.device_memory import ShrinkingBatches
 from stride_cli.operators.gates import gate_responses
-from stride_cli.operators.gradients import gate_gradients, joined
+from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.steered_model import SteeredModel
 
 
@@ -77,19 +77,18 @@ def each_remembering(whole: RememberingBatch, batches: Sequence[Batch]) -> list[
 
 def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torch.Tensor], np.ndarray]:
     rows = max(1, steered.tokens_at_once // batch.ids.shape[1])
-    gradients: list[list[torch.Tensor]] = [[] for _ in steered.spaces]
+    n_queries = len(batch.ids) if batch.parts is None else len(batch.parts)
+    gradients = [torch.zeros(n_queries, space.gate_size) for space in steered.spaces]
     losses: list[np.ndarray] = []
     parts = (batch.take(slice(start, start + rows)) for start in range(0, len(batch.ids), rows))
     done = 0
     for _, (found, loss) in ShrinkingBatches().each(parts, partial(gate_gradients, steered)):
-        for kept, gradient in zip(gradients, found, strict=True):
+        some = slice(done, done + len(loss))
+        for whole, gradient in zip(gradients, found, strict=True):
             if batch.parts is None:
-                kept.append(gradient.cpu())
-                continue
-            # of many prompts that are one query only the sum is kept
-            shares = torch.from_numpy(batch.parts[:, done : done + len(loss)]).to(gradient)
-            kept[:] = [shares @ gradient if not kept else kept[0].addmm_(shares, gradient)]
+                whole[some] = gradient
+            else:  # of many prompts that are one query only the sum is kept
+                whole.addmm_(torch.from_numpy(batch.parts[:, some]).to(whole), gradient.cpu())
         done += len(loss)
         losses.append(loss.cpu().numpy())
-    whole = [joined(kept).cpu() for kept in gradients]
-    return whole, np.concatenate(losses)
+    return gradients, np.concatenate(losses)

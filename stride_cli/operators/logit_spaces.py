@@ -86,7 +86,7 @@ class LogitSpace(OperatorSpace):
 
     @classmethod
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
-        moment = sample.moments["read"]
+        moment = sample.moments.take("read")
         rank = min(options.ranks[cls.name], len(moment))
         # every space its own buckets, so that what collides in one does not in the other
         n_buckets = options.n_buckets or max(1, LOGIT_GATES[1] // rank)

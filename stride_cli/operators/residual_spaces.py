@@ -69,7 +69,7 @@ class ResidualSpace(_StreamSpace):
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         # W reads along what LN(h) mostly is, U writes along what the loss mostly asks for: eigenvectors of
         # Σ LN(h) LN(h)ᵀ and of Σ s sᵀ, s = −∂ℓ/∂h; no damping, for F in these r gates is estimated afterwards
-        read, pull = sample.moments["read"], sample.moments["pull"]
+        read, pull = sample.moments.take("read"), sample.moments.take("pull")
         rank = min(options.ranks[cls.name], len(read))
         return cls(leading_directions(read, rank).T, leading_directions(pull, rank))
 
@@ -108,7 +108,7 @@ class ResidualMatrixSpace(_StreamSpace):
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         # K-FAC: E[vec(g) vec(g)ᵀ] ≈ A ⊗ S for g_t = s_t x_tᵀ, with A = E[x xᵀ] of what is read and
         # S = E[s sᵀ] of what pulls. With V = A^{−1/2} and U = S^{−1/2} the gates' gradient Uᵀ g Vᵀ has F ≈ I
-        read, pull = sample.moments["read"] / sample.tokens, sample.moments["pull"] / sample.tokens  # (d, d)
+        read, pull = sample.moments.take("read") / sample.tokens, sample.moments.take("pull") / sample.tokens  # (d, d)
         rank = min(options.ranks[cls.name], len(read))
         V = leading_directions(read, rank, options.damping)
         return cls(V.T, leading_directions(pull, rank, options.damping))

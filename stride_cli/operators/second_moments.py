@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable
 
 import scipy.linalg
@@ -12,7 +12,6 @@ from stride_cli.models.devices import total_bytes
 
 _OF_DEVICE = 16  # the share of a device's memory that one space's moments may take: 1/16
 _COLUMNS = 256  # of a moment, multiplied at once with themselves and those to their right
-_ROWS = 1024  # multiplied together: of fewer, adding their product up takes as long as making it
 
 
 class Moments:
@@ -24,8 +23,8 @@ class Moments:
 
     def __init__(self, *, rounded: bool = False) -> None:
         self._low = torch.bfloat16 if rounded else torch.float32
-        self._sums: dict[Hashable, torch.Tensor] = {}  # the upper triangle: the lower one is the same
-        self._waiting = defaultdict[Hashable, list[torch.Tensor]](list)
+        # of the upper triangle, the same as the lower one: _COLUMNS rows each, from the diagonal on
+        self._panels: dict[Hashable, list[torch.Tensor]] = {}
         self._rows: Counter[Hashable] = Counter()
         self._bytes = 0
 
@@ -36,28 +35,33 @@ class Moments:
         if weight is not None:
             rows = rows * weight[:, None].to(rows.dtype)
         self._rows[key] += len(rows) if weight is None else int(weight.count_nonzero())
-        self._waiting[key].append(rows)
-        if sum(map(len, self._waiting[key])) >= _ROWS:
-            self._multiply(key)
+        if key not in self._panels:
+            self._panels[key] = self._zeros(rows)
+        for number, panel in enumerate(self._panels[key]):
+            start = number * _COLUMNS
+            left, right = rows[:, start : start + _COLUMNS].T, rows[:, start:]
+            if (panel.dtype, panel.device) == (rows.dtype, rows.device):
+                panel.addmm_(left, right)
+            else:
+                panel += (left @ right).to(panel.device)
 
-    def _multiply(self, key: Hashable) -> None:
-        """Add up the products of the rows that wait."""
-        rows = torch.cat(self._waiting.pop(key))
-        if key not in self._sums:
-            own = rows.new_zeros(2 * rows.shape[1:], dtype=torch.promote_types(rows.dtype, torch.float32))
-            self._bytes += own.nbytes
-            room = total_bytes(own.device) // _OF_DEVICE
-            self._sums[key] = own.cpu() if 0 < room < self._bytes else own
-        total = self._sums[key]
-        for start in range(0, len(total), _COLUMNS):
-            own = rows[:, start : start + _COLUMNS].T @ rows[:, start:]
-            total[start : start + _COLUMNS, start:] += own.to(total.device)
+    def _zeros(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Make the panels of rows (N, d)."""
+        width, kind = rows.shape[1], torch.promote_types(rows.dtype, torch.float32)
+        sizes = [(min(_COLUMNS, width - start), width - start) for start in range(0, width, _COLUMNS)]
+        self._bytes += sum(high * wide for high, wide in sizes) * kind.itemsize
+        room = total_bytes(rows.device) // _OF_DEVICE
+        device = "cpu" if 0 < room < self._bytes else rows.device
+        return [torch.zeros(size, dtype=kind, device=device) for size in sizes]
 
-    def __getitem__(self, key: Hashable) -> torch.Tensor:
-        """Return the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; nothing of use is below it."""
-        if key in self._waiting:
-            self._multiply(key)
-        return self._sums[key]
+    def take(self, key: Hashable) -> torch.Tensor:
+        """Hand over the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; nothing of use is below it."""
+        panels = self._panels.pop(key)
+        whole = panels[0].new_zeros(2 * panels[0].shape[1:])
+        for number, panel in enumerate(panels):
+            start = number * _COLUMNS
+            whole[start : start + len(panel), start:] = panel
+        return whole
 
     def rows(self, key: Hashable) -> int:
         """Count the rows that were added with a weight."""

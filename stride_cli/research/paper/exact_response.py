@@ -84,9 +84,9 @@ def measure_exact(
             for start in range(0, len(chosen), size):
                 picked = chosen[start : start + size]
                 gates = [torch.from_numpy(gate_rows(gate, picked)).to(device) for gate in operators.gates]
-                if central:
-                    scaled = [gate * operators.step for gate in gates]
-                    change = (losses([-gate for gate in scaled]) - losses(scaled)) / (2 * operators.step)
+                if central:  # in place: gates of many subsets are the largest thing in memory
+                    ahead = losses([gate.mul_(operators.step) for gate in gates])
+                    change = (losses([gate.neg_() for gate in gates]) - ahead) / (2 * operators.step)
                 else:
                     assert base is not None
                     change = base - losses(gates)

@@ -149,7 +149,7 @@ def test_moments_are_weighted_sums_of_outer_products() -> None:
     for some in torch.arange(3000).split(700):
         moments.add("rows", rows[some], weight[some])
     expected = np.einsum("n,ni,nj->ij", weight.numpy() ** 2, rows.numpy(), rows.numpy())
-    np.testing.assert_allclose(moments["rows"].triu(), np.triu(expected), rtol=1e-4, atol=0.01)
+    np.testing.assert_allclose(moments.take("rows").triu(), np.triu(expected), rtol=1e-4, atol=0.01)
 
 
 def test_the_fisher_rows_estimate_the_hessian_of_the_stability_loss(model, chunks: ChunkReader) -> None:
