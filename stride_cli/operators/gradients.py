@@ -170,7 +170,7 @@ def signals(
     # gives. Rows do not mix: each row's is of its own loss
     pulls: list[torch.Tensor] = []
     if tracked:
-        sites = [hidden] if residual else [begin]
+        sites = [hidden, begin] if residual and layers else [hidden] if residual else [begin]
         begun = seeded(final, d_final)
         pulls = list(torch.autograd.grad(begun, sites, allow_unused=True, materialize_grads=True))
 
