@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -115,7 +116,9 @@ def _load_weights(
         with quiet_transformers():
             return with_adapter(base, source)
     if "transformers.modeling_utils" not in sys.modules:  # nearly all that a model's class imports
-        importlib.import_module("transformers.modeling_utils")
+        # in a thread: torch.fx leaves cycles with the frames that import it, whose locals would be kept too
+        with ThreadPoolExecutor(1) as apart:
+            apart.submit(importlib.import_module, "transformers.modeling_utils").result()
         keep_imported()
     import transformers
 
