@@ -66,10 +66,8 @@ def multiplies_bf16(device: torch.device) -> bool:
     # times the training steps of fp32: on a Sapphire Rapids core, whose tiles are used, 1.5 (width 128) to
     # 1.8 (width 256); on a Zen 5 core, without tiles, 2.1 (width 128; the products alone 4.5). On the former
     # in a virtual machine that hides its tiles the products alone .5 (widths 128 to 576)
-    tiles, dots = (
-        getattr(torch.cpu, name, lambda: False)()
-        for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    )
+    kinds = ("amx_tile", "avx512_bf16")
+    tiles, dots = (getattr(torch.cpu, f"_is_{each}_supported", bool)() for each in kinds)
     return bool(tiles or (dots and _amd()))
 
 

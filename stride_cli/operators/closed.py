@@ -185,6 +185,7 @@ def fit_closed(
             )
         )
     # 5. On the CPU, where they are stored; queries move them to their device
+    return_freed_memory()  # of batches
     return Operators(
         spaces=[space.cpu() for space in steered.spaces],
         gates=[gate.numpy() for gate in gates],

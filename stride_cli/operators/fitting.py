@@ -22,7 +22,6 @@ from stride_cli.operators.initial_residuals import load_initial_residuals
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import array_name
 from stride_cli.output import note
-from stride_cli.parallel import return_freed_memory
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -153,7 +152,6 @@ def fit_models(
             writer.commit({"fitted": done})
             shutil.rmtree(place)
     models.clear()
-    return_freed_memory()
     return done
 
 

@@ -114,7 +114,7 @@ def signals(
     start = steered.first_block
 
     # 3. Forward: without a graph up to the first block that is steered, (B, T, d); with one from there on.
-    # Of linear layers inside, what they read is kept as it is. What they give is not: a hook takes its gradient
+    # What linear layers inside read is kept as it is. What they give is not: a hook takes its gradient
     begin, inputs = steered.entry_states(ids, with_inputs=with_inputs)
     inner: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
@@ -170,8 +170,8 @@ def signals(
     # gives. Rows do not mix: each row's is of its own loss
     pulls: list[torch.Tensor] = []
     if tracked:
-        sites = [hidden, begin] if residual and layers else [hidden] if residual else [begin]
         begun = seeded(final, d_final)
+        sites = [hidden, begin]  # behind layers inside, and before them
         pulls = list(torch.autograd.grad(begun, sites, allow_unused=True, materialize_grads=True))
 
     # 6. What spaces contract, each as it acts at its site

@@ -108,7 +108,7 @@ class ResidualMatrixSpace(_StreamSpace):
     def fit(cls, sample: Sample, options: BasisOptions) -> Self:
         # K-FAC: E[vec(g) vec(g)ᵀ] ≈ A ⊗ S for g_t = s_t x_tᵀ, with A = E[x xᵀ] of what is read and
         # S = E[s sᵀ] of what pulls. With V = A^{−1/2} and U = S^{−1/2} the gates' gradient Uᵀ g Vᵀ has F ≈ I
-        read, pull = sample.moments.take("read") / sample.tokens, sample.moments.take("pull") / sample.tokens  # (d, d)
+        read, pull = (sample.moments.take(key) / sample.tokens for key in ("read", "pull"))  # (d, d)
         rank = min(options.ranks[cls.name], len(read))
         V = leading_directions(read, rank, options.damping)
         return cls(V.T, leading_directions(pull, rank, options.damping))

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 import scipy.linalg
 import torch
+import torch.nn.functional as F
 
 from stride_cli.models.devices import total_bytes
 
@@ -35,9 +36,8 @@ class Moments:
         if weight is not None:
             rows = rows * weight[:, None].to(rows.dtype)
         self._rows[key] += len(rows) if weight is None else int(weight.count_nonzero())
-        if key not in self._panels:
-            self._panels[key] = self._zeros(rows)
-        for number, panel in enumerate(self._panels[key]):
+        panels = self._panels.get(key) or self._panels.setdefault(key, self._zeros(rows))
+        for number, panel in enumerate(panels):
             start = number * _COLUMNS
             left, right = rows[:, start : start + _COLUMNS].T, rows[:, start:]
             if (panel.dtype, panel.device) == (rows.dtype, rows.device):
@@ -55,13 +55,10 @@ class Moments:
         return [torch.zeros(size, dtype=kind, device=device) for size in sizes]
 
     def take(self, key: Hashable) -> torch.Tensor:
-        """Hand over the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; nothing of use is below it."""
+        """Hand over the upper triangle of ``Σ v vᵀ``, (d, d) float32 or float64; use nothing below it."""
         panels = self._panels.pop(key)
-        whole = panels[0].new_zeros(2 * panels[0].shape[1:])
-        for number, panel in enumerate(panels):
-            start = number * _COLUMNS
-            whole[start : start + len(panel), start:] = panel
-        return whole
+        width = panels[0].shape[1]
+        return torch.cat([F.pad(each, (width - each.shape[1], 0)) for each in panels])
 
     def rows(self, key: Hashable) -> int:
         """Count the rows that were added with a weight."""

@@ -145,8 +145,7 @@ def _load_weights(
             fix="its weights are truncated or damaged, or belong to another config.json: copy them again",
         ) from error
     _refuse_partial(source, model, report)
-    quantizer = getattr(model, "hf_quantizer", None)
-    if source.gguf is not None and quantizer is not None:
+    if source.gguf is not None and (quantizer := getattr(model, "hf_quantizer", None)) is not None:
         quantizer.remove_quantization_config(model)  # its weights are plain tensors, to train and to save
     if is_quantised(model):
         make_differentiable(model)
