@@ -48,8 +48,8 @@ def _outcomes(index: Index) -> dict[str, bytes]:
 def test_masks(n, share, number):
     mask = subset_mask(7, n, share / 1000, number)
     assert mask.shape == (n,) and 1 <= mask.sum() <= max(1, n - 1)
-    if 1 <= round(share * n / 1000) <= n - 1:
-        assert mask.sum() == round(share * n / 1000)
+    if 1 <= round(share / 1000 * n) <= n - 1:
+        assert mask.sum() == round(share / 1000 * n)
     np.testing.assert_array_equal(mask, subset_mask(7, n, share / 1000, number))
 
 
