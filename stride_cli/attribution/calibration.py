@@ -84,11 +84,12 @@ def estimate_train(
 ) -> TrainEstimateRecord:
     """Estimate what a fit takes (`estimate_fit`) and, by a few of them, the null prompts after it."""
     from stride_cli.attribution.defaults import default_reads
+    from stride_cli.attribution.pipeline import queries_together
     from stride_cli.data.batches import ChunkReader
     from stride_cli.data.workspace import Workspace
     from stride_cli.training.dry_run import estimate_fit
 
-    found = estimate_fit(index, model, options)
+    found, held = estimate_fit(index, model, options), index.n_subsets
     if nulls and not model.classes:
         workspace = Workspace(index, model, ChunkReader(index, model), index.seed)
         begun = time.perf_counter()
@@ -98,6 +99,9 @@ def estimate_train(
         tokens = nulls * float(np.mean([len(query.ids) for query in queries] or [0]))
         tokens += index.n_tokens if default_reads(workspace) else 0
         found["seconds"]["calibration"] = asking + tokens * found["seconds"]["corpus"] / index.n_tokens
+        held = max(held, min(nulls, queries_together(index.n_chunks, found["gate_size"], model.device)))
+    if found["memory"]:  # beside the timed chunks: sums of all subsets, or gradients of null prompts
+        found["memory"] += held * 4 * found["gate_size"]
     return found
 
 

@@ -10,7 +10,6 @@ from stride_cli.attribution.session import Session
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of
-from stride_cli.output import progress
 from stride_cli.training.index_build import build_index
 from stride_cli.training.index_fit import fit_index
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from stride_cli.corpus.readers import ReadOptions
     from stride_cli.models.spec import ModelSpec
     from stride_cli.operators.options import TrainOptions
-    from stride_cli.schema.train_records import TrainEstimateRecord
 
 
 def prepare(
@@ -31,7 +29,6 @@ def prepare(
     training: TrainOptions | None = None,
     calibration: CalibrationOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
-    before: Callable[[TrainEstimateRecord], None] | None = None,
 ) -> Session:
     """All that a query of a corpus needs: index, operators, calibration. What is there is used again.
 
@@ -45,7 +42,6 @@ def prepare(
     reading : ReadOptions
     training, calibration : see `stride_cli.api.train` and `calibrate`
     say : called with a line of text before each stage
-    before : called with what a first fit will take, before it; None: it is not estimated
 
     Raises
     ------
@@ -81,15 +77,11 @@ def prepare(
     model = open_model(index, where.model)
     index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
-    if before is not None and not fitted:
-        from stride_cli.attribution.calibration import estimate_train
-        from stride_cli.attribution.options import CalibrationOptions
-
-        with progress("measuring how long fitting will take"):
-            estimate = estimate_train(index, model, training, CalibrationOptions.given(calibration).nulls)
-        before(estimate)
     if not fitted or index.fitted_share < 1:
-        say("fitting one steering operator per subset")
+        say(
+            f"fitting one operator for each of {index.n_subsets:,} subsets of {index.n_chunks:,} chunks, "
+            "once only; Ctrl-C keeps what is done"
+        )
         fit_index(index_path, training, model=model, overwrite=fitted)
     session = Session.open(index_path, model=model)
     if session.calibration is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,7 +28,6 @@ from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from stride_cli.api import Answer, Session
-    from stride_cli.schema.train_records import TrainEstimateRecord
 
 EXAMPLE = """\b
 Examples:
@@ -80,9 +79,9 @@ def ask(
 ) -> None:
     """Ask which documents of a corpus made a model say something, and build first what that takes.
 
-    The first time it builds the index and says what fitting its operators will take; stopped, the same
-    command goes on where it was. From then on it answers at once, without --model too. Documents added at the
-    end of the corpus are added to the index.
+    The first time it builds the index and fits its operators; stopped, the same command goes on where it
+    was. From then on it answers at once, without --model too. Documents added at the end of the corpus are
+    added to the index.
     """
     from stride_cli.output import note, progress
 
@@ -117,7 +116,6 @@ def ask(
                 training=train_settings(),
                 calibration=settled(CalibrationOptions, {}),
                 say=note,
-                before=lambda estimate: note(_sentence(estimate)),
             )
             return session
         except IndexMismatch as error:
@@ -193,16 +191,3 @@ def _trained(corpus: str, model: str | None, read: ReadOptions, *, device: str) 
         ending = look_at(train_model([corpus], out, TrainOptions(device=device), reading=read))
     show_ending(ending)
     return str(out)
-
-
-def _sentence(estimate: TrainEstimateRecord) -> str:
-    """Say what fitting the operators will take."""
-    from stride_cli.commands.tables import size
-    from stride_cli.output import duration
-
-    seconds = sum(cast("dict[str, float]", estimate["seconds"]).values())
-    return (
-        f"{estimate['chunks']:,} chunks, {estimate['tokens']:,} tokens; operators of {estimate['subsets']:,} "
-        f"subsets: about {size(estimate['bytes'])} on disk and {duration(seconds)} "
-        f"(timed on {estimate['timed_tokens']:,} tokens); once only, and Ctrl-C keeps what is done"
-    )

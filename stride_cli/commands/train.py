@@ -104,8 +104,9 @@ def _estimate(where: WorkspacePath, options: TrainOptions, nulls: int, json: boo
     seconds = found["seconds"]
     print(
         f"bases about {duration(seconds['bases'])}, corpus about {duration(seconds['corpus'])}, null prompts "
-        f"about {duration(seconds['calibration'])}; operators and projections about {size(found['bytes'])} "
-        f"on disk (timed on {found['timed_tokens']:,} of {found['tokens']:,} tokens)"
+        f"about {duration(seconds['calibration'])}; about {size(found['memory'])} of memory, operators and "
+        f"projections about {size(found['bytes'])} on disk (timed on {found['timed_tokens']:,} of "
+        f"{found['tokens']:,} tokens)"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 
-_BATCH_BYTES = 1 << 29  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
+_BATCH_BYTES = 1 << 28  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 1024  # of 4,096 a query held 400 MB more, and took as long
 _MOST_TOKENS_ON_DEVICE = 65_536  # of fewer, a small model leaves most of a GPU idle
 _GRADIENTS_OF_DEVICE = 32  # the share of a device's memory that gate gradients of one kind may take: 1/32
-# numbers a token, block and width of a block that is differentiated, beside what spaces keep of linear layers
-# inside (`OperatorSpace.kept_numbers`; SmolLM2-135M at every linear layer: 3.5 MB a token)
+# numbers a token, block and width of a block that is differentiated, with what linear layers read and the
+# gradients of what they give (SmolLM2-135M: 1.5 MB a token)
 DIFFERENTIATED = 24
 
 
@@ -35,6 +37,15 @@ def free_bytes(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     # what torch has taken of the device and does not use is free for us
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def resident_bytes(key: str = "VmRSS") -> int | None:
+    """Read what this process holds, or has held at most (VmHWM); None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def size_in_words(count: int) -> str:
@@ -52,25 +63,18 @@ def tokens_at_once(
     spaces : operator spaces, or their classes
     layer : int      where residual spaces act: the blocks above it are differentiated
     """
-    found = list(spaces)
-    kept = max((space.kept_numbers for space in found), default=0)
-    residual = any(space.site == "residual" for space in found)
-    blocks = model.n_layers if kept else model.n_layers - layer if residual else 0
-    numbers = model.d_model * (DIFFERENTIATED * blocks + kept * model.n_layers)  # a token
+    sites = {space.site for space in spaces}
+    blocks = model.n_layers if "layers" in sites else model.n_layers - layer if "residual" in sites else 0
+    numbers = model.d_model * DIFFERENTIATED * blocks  # a token
     if model.device.type != "cuda":
         return max(1, min(_MOST_TOKENS, _BATCH_BYTES // max(1, 4 * numbers)))
-    # half of what a CPU takes: fused kernels keep less (an H200 in bf16: .47 MB a token of 1.45)
+    # half of what a CPU takes: fused kernels keep less (an H200 in bf16: at most .47 MB a token of .83)
     room = total_bytes(model.device) // 4
     return max(1, min(_MOST_TOKENS_ON_DEVICE, 2 * room // max(1, model.dtype.itemsize * numbers)))
 
 
 def chunks_at_once(device: torch.device, gate_size: int) -> int:
-    """Chunks whose gate gradients are held together: 8 in memory, more where a device has room for them.
-
-    Parameters
-    ----------
-    gate_size : p of all spaces
-    """
+    """Chunks whose gradients, p numbers each, are held together: 8, more where a device has room for them."""
     return max(TOGETHER, total_bytes(device) // _GRADIENTS_OF_DEVICE // max(1, 4 * gate_size))
 
 

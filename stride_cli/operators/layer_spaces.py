@@ -254,7 +254,6 @@ class MlpMatrixSpace(LayerMatrixSpace):
     name = "mlp-matrix"
     which = "mlp"
     gate_range = FEED_FORWARD_GATES
-    kept_numbers = 18
 
 
 class LinearMatrixSpace(LayerMatrixSpace):
@@ -263,7 +262,6 @@ class LinearMatrixSpace(LayerMatrixSpace):
     name = "linear-matrix"
     which = "all"
     gate_range = LINEAR_GATES
-    kept_numbers = 27
     of_weights = True
 
 

@@ -152,7 +152,6 @@ class OperatorSpace(torch.nn.Module):
     has_buckets : bool          tokens share buckets, as many as memory allows
     diagonal_fisher : bool      of F with every label counted, `mean_squares` gives the diagonal, which is
                                 enough in this basis; else F is p × p
-    kept_numbers : int          numbers a token, block and width that `signals` keeps for it
     mean_eigenvalue : float     of the Fisher matrix per token, to which a whitened basis is scaled: how much
                                 the space counts in a sum
     """
@@ -167,7 +166,6 @@ class OperatorSpace(torch.nn.Module):
     of_weights: ClassVar[bool] = False
     has_buckets: ClassVar[bool] = False
     diagonal_fisher: ClassVar[bool] = False
-    kept_numbers: ClassVar[int] = 0
     mean_eigenvalue: ClassVar[float] = 1.0
 
     # The operator itself

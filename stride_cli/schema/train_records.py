@@ -54,6 +54,7 @@ class TrainEstimateRecord(TypedDict):
     gate_size: Annotated[int, "gates of one operator, summed over its spaces"]
     seconds: EstimatedSeconds
     bytes: Annotated[int, "that operators and projections will take on disk, at most"]
+    memory: Annotated[int | None, "bytes held at most, the mapped model with them; null: not known"]
     timed_tokens: Annotated[int, "tokens of the first chunks, which were timed"]
 
 

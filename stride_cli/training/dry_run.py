@@ -47,6 +47,7 @@ def estimate_fit(
     """
     from stride_cli.operators.bases import SAMPLE_TOKENS
     from stride_cli.operators.closed import fit_spaces
+    from stride_cli.operators.device_memory import resident_bytes
     from stride_cli.operators.gradient_sums import accumulate
     from stride_cli.operators.initial_residuals import load_initial_residuals
     from stride_cli.operators.projections import Projector
@@ -57,20 +58,18 @@ def estimate_fit(
     settings = resolve_settings(like_own(options, model, index), model, index)
     # 1. The first chunks that hold enough tokens, and half of them
     offsets = np.asarray(index.array("corpus/chunk_offsets"))
-    counts = [
-        max(1, int(np.searchsorted(offsets, size, side="right")) - 1) for size in (_TOKENS // 2, _TOKENS)
-    ]
-    few = [FirstChunks(index, count) for count in counts]
+    counts = np.searchsorted(offsets, [_TOKENS // 2, _TOKENS], side="right") - 1
+    few = [FirstChunks(index, max(1, int(count))) for count in counts]
     tokens = [int(each.offsets[-1]) for each in few]
     # 2. Bases of the operator spaces, then the pass over the corpus, of either. All subsets are drawn from a
     # few, whose sums take no time to allocate
-    size = settings.project
     bases, passes = [], []
     for each in few:
         begun = clock()
         steered = fit_spaces(model, each, settings)
         bases.append(clock() - begun)
         columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % _SUBSETS
+        size = settings.project
         projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
         begun = clock()
         load_initial_residuals(model, each, settings, base=options.base)
@@ -89,6 +88,7 @@ def estimate_fit(
         "gate_size": steered.gate_size,
         "seconds": {"bases": models * bases_of_all, "corpus": models * corpus, "calibration": 0.0},
         "bytes": models * stored_bytes(index, model, steered.gate_size, size),
+        "memory": resident_bytes("VmHWM") if model.device.type == "cpu" else None,
         "timed_tokens": tokens[1],
     }
 

@@ -14,6 +14,7 @@ import numpy as np
 from stride_cli.attribution.options import SharingOptions
 from stride_cli.attribution.sharing import prompts_of_a_share
 from stride_cli.errors import StrideError
+from stride_cli.operators.device_memory import resident_bytes
 from stride_cli.parallel import Workers, available_cores, opened_once
 from stride_cli.research.evaluation.bench import Bench
 from stride_cli.research.evaluation.cause_scores import CauseBench, CauseEntry, KeptRanks
@@ -140,7 +141,7 @@ class _MemoryPeak:
         with contextlib.suppress(OSError):
             # Linux: 5 resets the high-water mark; ru_maxrss cannot be, and inherits the parent's over exec
             Path("/proc/self/clear_refs").write_text("5")
-        self._start = self._resident("VmRSS")
+        self._start = resident_bytes()
         self._cuda = torch.cuda.is_available()
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -150,20 +151,10 @@ class _MemoryPeak:
         """Add the memory that has been used since to a run."""
         import torch
 
-        peak = self._resident("VmHWM")
+        peak = resident_bytes("VmHWM")
         grown = None if peak is None or self._start is None else float(max(0, peak - self._start))
         device = float(torch.cuda.max_memory_allocated() - self._device_start) if self._cuda else None
         return replace(run, memory_bytes=grown, device_bytes=device)
-
-    @staticmethod
-    def _resident(key: str) -> int | None:
-        """Read a line of /proc/self/status in bytes; None where there is no such file."""
-        try:
-            text = Path("/proc/self/status").read_text()
-        except OSError:
-            return None
-        line = next((line for line in text.splitlines() if line.startswith(f"{key}:")), None)
-        return None if line is None else int(line.split()[1]) * 1024
 
 
 # ------------------------------------------------------------------------------------ shares of the queries

@@ -29,6 +29,7 @@ def test_time_grows_with_tokens_and_nothing_is_written(
     assert found["timed_tokens"] <= index.n_tokens // 2 < index.n_tokens == found["tokens"]
     assert found["seconds"]["corpus"] == pytest.approx(2 + more / (found["timed_tokens"] / 2), rel=0.2)
     assert found["seconds"]["bases"] == pytest.approx(found["seconds"]["corpus"])  # all of it is sampled
+    assert found["memory"] is None or found["memory"] > 100 << 20
     assert found["bytes"] > 4 * index.n_subsets * found["gate_size"]
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(UsageError, match="closed form"):
