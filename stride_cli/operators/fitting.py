@@ -74,8 +74,8 @@ def fit_operators(
     """
     from stride_cli.operators.closed import ClosedSettings, fit_closed
 
-    columns, saving = np.asarray(columns), {"scratch": run.scratch, "save_seconds": run.save_seconds}
-    given: dict[str, Any] = saving
+    columns = np.asarray(columns)
+    given: dict[str, Any] = {"scratch": run.scratch, "save_seconds": run.save_seconds}
     if isinstance(settings, ClosedSettings):
         operators = fit_closed(model, chunks, columns, n_subsets, settings, **given, workers=run.workers)
     else:
@@ -83,9 +83,7 @@ def fit_operators(
         rows = recipe.build_rows(columns, n_subsets)
         operators = recipe.fit_sgd(model, chunks, *rows, settings, **given)
     if not all(np.isfinite(gate).all() for gate in operators.gates if not isinstance(gate, PackedGates)):
-        raise NumericalError(
-            "the fitted gates are not finite", fix="raise --damping, or run with --dtype fp32"
-        )
+        raise NumericalError("fitted gates are not finite", fix="raise --damping, or run with --dtype fp32")
     return operators
 
 
@@ -125,8 +123,8 @@ def fit_models(
     """
     scratch = writer.scratch_path("pass").parent
     done: list[dict[str, Any]] = list((writer.state or {}).get("fitted", ()))
-    opener, saving = Opener.like(models[0]), {"scratch": scratch, "save_seconds": run.save_seconds}
-    given: dict[str, Any] = saving
+    opener = Opener.like(models[0])
+    given: dict[str, Any] = {"scratch": scratch, "save_seconds": run.save_seconds}
     load_initial_residuals(models[0], chunks, settings_for(models[0]), base=run.base, **given)
     for number in range(len(done), 1 + len(checkpoints)):
         # 1. The model: the index's own is there, a checkpoint takes its place

@@ -50,8 +50,7 @@ class Moments:
         width, kind = rows.shape[1], torch.promote_types(rows.dtype, torch.float32)
         sizes = [(min(_COLUMNS, width - start), width - start) for start in range(0, width, _COLUMNS)]
         self._bytes += sum(high * wide for high, wide in sizes) * kind.itemsize
-        room = total_bytes(rows.device) // _OF_DEVICE
-        device = "cpu" if 0 < room < self._bytes else rows.device
+        device = "cpu" if 0 < total_bytes(rows.device) // _OF_DEVICE < self._bytes else rows.device
         return [torch.zeros(size, dtype=kind, device=device) for size in sizes]
 
     def take(self, key: Hashable) -> torch.Tensor:
@@ -74,9 +73,8 @@ def leading_directions(moment: torch.Tensor, rank: int, damping: float | None = 
     """
     size = len(moment)
     if moment.device.type == "cpu" and 4 * rank <= size:  # a few of them alone: a sixth of the time of all
-        found = scipy.linalg.eigh(
-            moment.float().numpy(), lower=False, subset_by_index=(size - rank, size - 1)
-        )
+        some = size - rank, size - 1
+        found = scipy.linalg.eigh(moment.float().numpy(), lower=False, subset_by_index=some)
         values, vectors = map(torch.from_numpy, found)
     else:
         values, vectors = torch.linalg.eigh(moment.double(), UPLO="U")
