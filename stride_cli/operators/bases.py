@@ -24,20 +24,15 @@ from stride_cli.operators.gradients import gate_gradients, label_signals, signal
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample, Signals
 from stride_cli.operators.second_moments import Moments
 from stride_cli.operators.spaces import reads_input, space_classes
-from stride_cli.operators.steered_model import WIDE, SteeredModel
+from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import progress
 from stride_cli.randomness import stream
 
 if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
 
-_SAMPLE_TOKENS = 16_384, 8192  # that second moments are taken from, where there are so many; of wide layers
-_OF_SAMPLE = 4  # the share of these that scales are taken from: one number a part, and no direction
-
-
-def sample_tokens(model: AttributableModel) -> int:
-    """Tokens of the sample that bases are made of."""
-    return _SAMPLE_TOKENS[model.d_model >= WIDE]
+SAMPLE_TOKENS = 16_384  # that second moments are taken from, where there are so many
+_SCALE_TOKENS = 4096  # that scales are taken from: one number a part is estimated, and no direction
 
 
 def label_uniforms(seed: int, batch: Batch, name: str = "fisher labels") -> np.ndarray:
@@ -67,7 +62,7 @@ def fit_bases(
     # 1. The model with probes, which mark the sites whose gradients are wanted: one for each site
     probes = {cls.site: probe.to(model.device) for cls in classes if (probe := cls.probe()) is not None}
     watched = SteeredModel(model, list(probes.values()), options.layer, fitting=True)
-    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, sample_tokens(model)))
+    groups = chunks.plan(options.batch_tokens, _sample(chunks, options.seed, SAMPLE_TOKENS))
     # 2. One pass over the sample, in which every space collects what it needs
     moments, prediction = _observe(watched, chunks, classes, options, groups)
 
@@ -132,7 +127,7 @@ def _scale(steered: SteeredModel, chunks: ChunkReader, options: BasisOptions) ->
         uniforms = label_uniforms(options.seed, batch, "curvature labels")
         return gate_gradients(steered, batch, sampled=uniforms)[0]
 
-    rows = _sample(chunks, options.seed, sample_tokens(steered.model) // _OF_SAMPLE, "curvature sample")
+    rows = _sample(chunks, options.seed, _SCALE_TOKENS, "curvature sample")
     groups = chunks.small_groups(rows, steered.chunks_at_once)
     batches = _told(chunks, "scaling bases", options.batch_tokens, groups)
     for batch, gradients in ShrinkingBatches().each(batches, of_drawn):

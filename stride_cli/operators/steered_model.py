@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stride_cli.operators.store import Operators
 
 
-WIDE = 512  # d_model from which on layers are multiplied in bfloat16, and bases made of fewer tokens
+_WIDE = 512  # d_model from which on layers are multiplied in bfloat16
 
 
 class _Bfloat16Products(TorchFunctionMode):
@@ -89,7 +89,7 @@ class SteeredModel:
         model = self.model
         plain = model.device.type == "cpu" and model.dtype == torch.float32 and model.spec.dtype == "auto"
         # a sure classifier's losses would be lost to rounding
-        wide = self.fitting and plain and not model.classes and model.d_model >= WIDE
+        wide = self.fitting and plain and not model.classes and model.d_model >= _WIDE
         return wide and multiplies_bf16(model.device)
 
     def products(self) -> AbstractContextManager[object]:

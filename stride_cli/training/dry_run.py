@@ -45,7 +45,7 @@ def estimate_fit(
     ------
     UsageError      the published recipe is asked for: it takes as many steps as it is told
     """
-    from stride_cli.operators.bases import sample_tokens
+    from stride_cli.operators.bases import SAMPLE_TOKENS
     from stride_cli.operators.closed import fit_spaces
     from stride_cli.operators.device_memory import resident_bytes
     from stride_cli.operators.gradient_sums import accumulate
@@ -76,7 +76,7 @@ def estimate_fit(
         accumulate(steered, each, each.plan(settings.batch_tokens), columns, _SUBSETS, projector)
         passes.append(clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
-    sampled = min(index.n_tokens, sample_tokens(model))
+    sampled = min(index.n_tokens, SAMPLE_TOKENS)
     bases_of_all, corpus = _extended(bases, tokens, sampled), _extended(passes, tokens, index.n_tokens)
     models = 1 + len(options.checkpoints or ())
     return {

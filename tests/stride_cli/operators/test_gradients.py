@@ -141,7 +141,7 @@ def test_a_fit_multiplies_in_bfloat16_and_points_the_same_way(
     model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the processor can; losses, as the head, stay in float32, of states that were rounded."""
-    monkeypatch.setattr("stride_cli.operators.steered_model.WIDE", 0)
+    monkeypatch.setattr("stride_cli.operators.steered_model._WIDE", 0)
     monkeypatch.setattr("stride_cli.operators.steered_model.multiplies_bf16", lambda device: True)
     spaces = [make_space(model, name) for name in ("residual-matrix", "linear-matrix", "logit")]
     steered, batch = SteeredModel(model, spaces, LAYER), chunks.batch(np.arange(6))
