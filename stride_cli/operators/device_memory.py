@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 
-_BATCH_BYTES = 1 << 29  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
+_BATCH_BYTES = 1 << 28  # of what a batch leaves for its backward pass; on a GPU a quarter of its memory
 _MOST_TOKENS = 1024  # of 4,096 a query held 400 MB more, and took as long
 _MOST_TOKENS_ON_DEVICE = 65_536  # of fewer, a small model leaves most of a GPU idle
 _GRADIENTS_OF_DEVICE = 32  # the share of a device's memory that gate gradients of one kind may take: 1/32
