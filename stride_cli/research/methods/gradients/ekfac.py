@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from stride_cli.options import option
-from stride_cli.randomness import stream
 from stride_cli.research.methods.gradients.gauss_newton import (
     as_matrices,
     as_rows,
@@ -50,7 +49,6 @@ class EKFACOptions(ProductOptions):
     rates: str | None = option(None, "A weight for each, separated by |; default: its learning rate.")
     solve: str = option("factors", "F in factors, or exact, by conjugate gradients.", choices=SOLVERS)
     steps: int = option(20, "Of the conjugate gradients: passes over the corpus.", low=1)
-    sample: int = option(0, "Random chunks that these pass over instead; 0: all.", low=0)
 
 
 class EKFAC:
@@ -120,8 +118,6 @@ class EKFAC:
 
         def solved(matrices: dict[int, Tensor]) -> None:
             layers, chunks = passes.capture.layers, self._task.chunks
-            drawn = stream(self._task.seed, "gauss-newton sample").permutation(chunks.n_chunks)
-            some = np.sort(drawn[: self.options.sample or None])
             means = [
                 each.values.mean().expand(layer.size) for each, layer in zip(curvature, layers, strict=True)
             ]
@@ -133,7 +129,7 @@ class EKFAC:
                 return as_rows(own)
 
             def product(rows: Tensor) -> Tensor:
-                return gauss_newton(passes, chunks, rows, some) + damping * rows
+                return gauss_newton(passes, chunks, rows) + damping * rows
 
             found = conjugate_gradients(product, precondition, as_rows(matrices), self.options.steps)
             matrices.update(as_matrices(found, layers))

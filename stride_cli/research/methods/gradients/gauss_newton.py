@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,17 +19,14 @@ from stride_cli.research.methods.gradients.passes import Passes
 from stride_cli.research.methods.gradients.unrolled import differentiated, flat
 
 
-def gauss_newton(
-    passes: Passes, chunks: ChunkReader, vectors: Tensor, rows: np.ndarray | None = None
-) -> Tensor:
-    """Multiply with the mean of J_iᵀ H_i J_i over chunks, of all chosen layers together, in one pass.
+def gauss_newton(passes: Passes, chunks: ChunkReader, vectors: Tensor) -> Tensor:
+    """Multiply with Σ_i J_iᵀ H_i J_i / n over the chunks, of all chosen layers together, in one pass.
 
     J are the derivatives of a chunk's logits, H is the Hessian of its loss in them.
 
     Parameters
     ----------
     vectors : (Q, P) float32      the layers' matrices one after the other
-    rows : (t,) int64, optional   which chunks; default: all
 
     Returns
     -------
@@ -38,7 +34,7 @@ def gauss_newton(
     """
     found = torch.zeros_like(vectors)
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
-        for batch in chunks.batches(passes.batch_tokens, rows):
+        for batch in chunks.batches(passes.batch_tokens):
             with _moved(passes.capture.layers, vectors.device) as changes:
                 logits, weights = _logits(passes, batch)
                 pull = torch.zeros_like(logits, requires_grad=True)
@@ -49,7 +45,7 @@ def gauss_newton(
                     (along,) = derivative(vector)
                     curved = weights * p * (along - (p * along).sum(-1, keepdim=True))
                     found[query] += flat(torch.autograd.grad(logits, changes, curved, retain_graph=True))
-    return found / (chunks.n_chunks if rows is None else len(rows))
+    return found / chunks.n_chunks
 
 
 def _logits(passes: Passes, batch: Batch) -> tuple[Tensor, Tensor]:
