@@ -87,7 +87,7 @@ def estimate_train(
     from stride_cli.attribution.pipeline import queries_together
     from stride_cli.data.batches import ChunkReader
     from stride_cli.data.workspace import Workspace
-    from stride_cli.training.dry_run import estimate_fit
+    from stride_cli.training.dry_run import SUBSETS, estimate_fit
 
     found, held = estimate_fit(index, model, options), index.n_subsets
     if nulls and not model.classes:
@@ -101,7 +101,7 @@ def estimate_train(
         found["seconds"]["calibration"] = asking + tokens * found["seconds"]["corpus"] / index.n_tokens
         held = max(held, min(nulls, queries_together(index.n_chunks, found["gate_size"], model.device)))
     if found["memory"]:  # beside the timed chunks: sums of all subsets, or gradients of null prompts
-        found["memory"] += held * 4 * found["gate_size"]
+        found["memory"] += max(0, held - SUBSETS) * 4 * found["gate_size"]
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stride_cli.schema.train_records import TrainEstimateRecord
 
 _TOKENS = 4096  # of the corpus, that are timed
-_SUBSETS = 16
+SUBSETS = 16
 
 
 class FirstChunks(ChunkReader):
@@ -68,12 +68,12 @@ def estimate_fit(
         begun = clock()
         steered = fit_spaces(model, each, settings)
         bases.append(clock() - begun)
-        columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % _SUBSETS
+        columns = np.asarray(index.array("design/columns")[: each.n_chunks]) % SUBSETS
         size = settings.project
         projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
         begun = clock()
         load_initial_residuals(model, each, settings, base=options.base)
-        accumulate(steered, each, each.plan(settings.batch_tokens), columns, _SUBSETS, projector)
+        accumulate(steered, each, each.plan(settings.batch_tokens), columns, SUBSETS, projector)
         passes.append(clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
     sampled = min(index.n_tokens, SAMPLE_TOKENS)
