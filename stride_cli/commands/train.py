@@ -103,8 +103,8 @@ def _estimate(where: WorkspacePath, options: TrainOptions, nulls: int, json: boo
         return
     seconds = found["seconds"]
     print(
-        f"bases about {duration(seconds['bases'])}, corpus about {duration(seconds['corpus'])}, null prompts "
-        f"about {duration(seconds['calibration'])}; about {size(found['memory'])} of memory, operators and "
+        f"bases {duration(seconds['bases'])}, corpus {duration(seconds['corpus'])}, null prompts "
+        f"{duration(seconds['calibration'])}; about {size(found['memory'])} of memory, operators and "
         f"projections about {size(found['bytes'])} on disk (timed on {found['timed_tokens']:,} of "
         f"{found['tokens']:,} tokens)"
     )
