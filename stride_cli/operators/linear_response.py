@@ -88,7 +88,7 @@ def _gradients_with_loss(steered: SteeredModel, batch: Batch) -> tuple[list[torc
             if batch.parts is None:
                 whole[some] = gradient
             else:  # of many prompts that are one query only the sum is kept
-                whole.addmm_(torch.from_numpy(batch.parts[:, some]).to(whole), gradient.cpu())
+                whole += (torch.from_numpy(batch.parts[:, some]).to(gradient) @ gradient).cpu()
         done += len(loss)
         losses.append(loss.cpu().numpy())
     return gradients, np.concatenate(losses)
