@@ -12,7 +12,7 @@ from pathlib import Path
 Completer = Callable[[str], list[str]]
 
 SPACES = [
-    *("residual", "residual-matrix", "mlp-matrix", "linear-matrix"),
+    *("residual", "residual-matrix", "mlp-matrix", "output-matrix", "linear-matrix"),
     *("logit", "token-logit", "pair-logit", "head-matrix"),
 ]
 

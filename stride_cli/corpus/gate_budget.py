@@ -6,40 +6,18 @@ Arithmetic alone: the plan of an index needs it before there is a model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from stride_cli.errors import UsageError
-
-
-@dataclass(frozen=True)
-class GateRange:
-    """The gates p that a space may have: at least, at most, and in between so many over all K subsets."""
-
-    least: int
-    most: int
-    of_all_subsets: int
-
-    def gates(self, n_subsets: int) -> int:
-        """Choose p for K subsets."""
-        return min(max(self.of_all_subsets // max(1, n_subsets), self.least), self.most)
-
 
 # K × p of all spaces, up to K of about 1,000: 2 GB while they are fitted, 0.54 stored. Half as much loses .03
 # of LDS in pre-training, half as much again gains .01
 _GATES = 1 << 29
 _MOST_GATES = 1 << 30  # where K is large, and p would become too small to tell chunks apart
-# of the gates inside the blocks. At every linear layer of a fine-tuned model, 2¹⁸ gates lose .02 of LDS
-# against 2¹⁹, which is all that a model of 1.3 M parameters has, and 2²⁰ of one of 135 M .055 against 2²²; of
-# the feed-forward parts in pre-training 2¹⁶ lose .02 against 2¹⁷, which is all that the model has
-FEED_FORWARD_GATES = GateRange(1 << 16, 1 << 17, 1 << 28)
-LINEAR_GATES = GateRange(1 << 16, 1 << 22, 1 << 29)
 # K of a language model by default: projections tell chunks apart for fewer bytes, and a fit has K × p sums in
 # memory. Of small fine-tuned models subsets tell more: 256 of 800 chunks lose .008 of LDS; large ones few
 FEWEST_SUBSETS, _MOST_SUBSETS, _OF_LARGE, _SMALL = 64, 1000, 32, 1 << 20
 # more bytes of gates are stored in a few bits a gate (`gate_bits`), of a basis in a byte a number
 PACKED_BYTES, LARGE_BASIS = 4 << 20, 1 << 20
-# of pairs of tokens, each of which has a gate of its own
-PAIR_GATES = GateRange(1 << 12, 1 << 18, 1 << 28)
 _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in the suites
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; see `logit_gates`
 _LOGIT_RANK = 128  # directions of one, at most, by default
@@ -51,20 +29,31 @@ _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at al
 _SHARED, _ALL_SHARED = 64, 1 << 23
 
 
-def inside_gates(allowed: GateRange, n_subsets: int) -> int:
+def _shared_out(whole: int, n_subsets: int, least: int, most: int) -> int:
+    """Choose p of a space: so many gates over all K subsets, and at least and at most these."""
+    return min(max(whole // max(1, n_subsets), least), most)
+
+
+def inside_gates(n_subsets: int, *, finetuned: bool) -> int:
     """Choose p of the space inside the blocks, for K subsets."""
-    return max(1, min(allowed.gates(n_subsets), _MOST_GATES // max(1, n_subsets) // 2))
+    whole, most = (1 << 29, 1 << 21) if finetuned else (1 << 28, 1 << 17)
+    return max(1, min(_shared_out(whole, n_subsets, 1 << 16, most), _MOST_GATES // max(1, n_subsets) // 2))
 
 
-def logit_gates(n_subsets: int, others: int, count: int, *, all_weights: bool = False) -> int:
+def pair_gates(n_subsets: int) -> int:
+    """Choose the most pairs of tokens, each of which has a gate of its own, for K subsets."""
+    return _shared_out(1 << 28, n_subsets, 1 << 12, 1 << 18)
+
+
+def logit_gates(n_subsets: int, others: int, count: int, *, finetuned: bool = False) -> int:
     """Choose p of each of `count` logit spaces, for K subsets, beside `others` gates of other spaces.
 
-    A whitened space counts by its gates. Where the others are of all weights inside the blocks, the head's
-    many rare tokens would drown them: instructions, 2¹⁹ gates inside and 2¹⁸ instead of 2¹⁵ of each logit
-    space, .79 instead of .81 of LDS; 480 pairs in 38 steps .60 instead of .70.
+    A whitened space counts by its gates. In fine-tuning the head's many rare tokens would drown the others:
+    instructions, 2¹⁹ gates inside and 2¹⁸ instead of 2¹⁵ of each logit space, .79 instead of .81 of LDS; 480
+    pairs in 38 steps .60 instead of .70.
     """
     count = max(1, count)
-    wanted = 0 if all_weights else (_GATES // max(1, n_subsets) - others) // count
+    wanted = 0 if finetuned else (_GATES // max(1, n_subsets) - others) // count
     affordable = (_MOST_GATES // max(1, n_subsets) - others) // count
     return max(1, min(min(max(wanted, LOGIT_GATES[0]), LOGIT_GATES[1]), affordable))
 
@@ -82,9 +71,19 @@ def gate_bytes(n_subsets: int, n_gates: int) -> int:
 
 
 def most_subsets(n_layers: int, width: int) -> int:
-    """Choose the most subsets of a fine-tuned model by default; its linear layers have about 8 L d² gates."""
-    gates = min(LINEAR_GATES.most, max(1, 8 * n_layers * width**2))
-    return _MOST_SUBSETS if gates <= _SMALL else _OF_LARGE
+    """Choose the most subsets of a fine-tuned model by default."""
+    return _MOST_SUBSETS if is_small(n_layers, width) else _OF_LARGE
+
+
+def is_small(n_layers: int, width: int) -> bool:
+    """Tell whether a fine-tuned model is steered at all linear layers, not only at those that write: of width
+    128 these have .71 of LDS for .80, of 256 and 576 more directions of them as much as all."""
+    return 8 * n_layers * width**2 <= _SMALL
+
+
+def _of_block(layers: int, width: int, finetuned: bool) -> tuple[float, float]:
+    """Return the gates of a block, in d², and the rows of its bases, in d, at full rank."""
+    return (2, 9) if not finetuned else (8, 22) if is_small(layers, width) else (2.63, 7.36)
 
 
 def default_gates(
@@ -94,23 +93,23 @@ def default_gates(
 
     `shape`: layers, width and vocabulary, of which a small model has no more gates.
     """
-    inside = inside_gates(LINEAR_GATES if finetuned else FEED_FORWARD_GATES, n_subsets)
-    head = logit_gates(n_subsets, inside, 2, all_weights=finetuned)
+    inside = inside_gates(n_subsets, finetuned=finetuned)
+    head = logit_gates(n_subsets, inside, 2, finetuned=finetuned)
     if shape is not None:
         layers, width, vocabulary = shape
-        inside = min(inside, (8 if finetuned else 2) * layers * width**2)
+        inside = min(inside, int(_of_block(layers, width, finetuned)[0] * layers * width**2))
         head = min(head, vocabulary * min(width, _LOGIT_RANK))
-    pairs = PAIR_GATES.gates(n_subsets)
+    pairs = pair_gates(n_subsets)
     if n_tokens:
         pairs = min(pairs, round(_PAIRS_A_TOKEN * n_tokens))
     return inside + 2 * head + pairs
 
 
 def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = False) -> int:
-    """Estimate the bytes of the default bases: 22 or 9 rows of d numbers a layer and direction."""
-    allowed, pairs, rows = (LINEAR_GATES, 8, 22) if finetuned else (FEED_FORWARD_GATES, 2, 9)
-    rank = min(width, math.isqrt(inside_gates(allowed, n_subsets) // (pairs * layers)))
-    return (numbers := rank * rows * layers * width) * (1 if 4 * numbers >= LARGE_BASIS else 4)
+    """Estimate the bytes of the default bases."""
+    gates, rows = _of_block(layers, width, finetuned)
+    rank = min(width, int(math.sqrt(inside_gates(n_subsets, finetuned=finetuned) / (gates * layers))))
+    return (numbers := int(rank * rows * layers * width)) * (1 if 4 * numbers >= LARGE_BASIS else 4)
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:

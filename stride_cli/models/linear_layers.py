@@ -35,18 +35,20 @@ class AdapterMatrices(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """Layers that run once in every pass, in the order in which they run.
+    """Layers that run once in every pass, in the order in which they run: three kinds by name.
 
     Attributes
     ----------
     mlp : of every block the layer with which its feed-forward part writes; none of a model where a block has
         no such part that can be told, or several (fused experts)
+    outputs : these, and what attention runs last, which writes too
     all : all of them
     overwritten : those whose output the model changes in place afterwards (Falcon)
     left_out : what holds matrices beside them, by its name inside a block, and why it is none of them
     """
 
     mlp: list[nn.Module] = field(default_factory=list)
+    outputs: list[nn.Module] = field(default_factory=list)
     all: list[nn.Module] = field(default_factory=list)
     overwritten: frozenset[nn.Module] = frozenset()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -58,10 +60,10 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
     `d_model`: width of the residual stream; `run` runs the blocks on anything.
     """
     written: list[nn.Module] = []
+    attentions: list[set[nn.Module]] = []  # of each block, the layers of its attention
     candidates: dict[nn.Module, str] = {}  # and their names inside a block
     left_out: dict[str, str] = {}
-    told = True
-    for number, block in enumerate(blocks, 1):
+    for block in blocks:
         named = dict(block.named_modules())
         lists = tuple(f"{name}." for name, module in named.items() if isinstance(module, nn.ModuleList))
         layers = {}
@@ -76,7 +78,7 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
         last = [name for name in layers if _MLP_OUTPUT.search(name) and not _ATTENTION.search(name)]
         if len(last) == 1 and d_model in layer_widths(layers[last[0]]):
             written.append(layers[last[0]])
-        told = told and len(written) == number
+        attentions.append({module for name, module in layers.items() if _ATTENTION.search(name)})
         candidates |= {module: name for name, module in layers.items()}
     # many families declare their layers in another order than they call them in (OPT, Phi-3, GPT-J)
     ran: list[nn.Module] = []
@@ -103,10 +105,12 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
         left_out.setdefault(
             candidates[module], "its weight is used without a call, several times, or not at all"
         )
-    if not told or not set(written) <= set(found):
+    if len(written) < len(attentions) or not set(written) <= set(found):
         written = []
+    lasts = [next((module for module in reversed(found) if module in own), None) for own in attentions]
+    writers = [module for module in found if module in {*written, *lasts}] if written else []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
-    return LinearLayers(written, found, overwritten, left_out)
+    return LinearLayers(written, writers, found, overwritten, left_out)
 
 
 def check_layer(layer: int, n_layers: int) -> None:
@@ -137,7 +141,7 @@ def layer_widths(layer: nn.Module) -> tuple[int, int]:
 def visiting(found: LinearLayers, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:
     """While it lasts, `visit(number, inputs, outputs)` is called when one of the layers has run in this
     thread; see `CausalLM.at_layers`."""
-    layers = found.mlp if which == "mlp" else found.all
+    layers: list[nn.Module] = getattr(found, which)
     me = threading.get_ident()
 
     def hook(number: int) -> Any:

@@ -127,7 +127,7 @@ class AttributableModel(Protocol):
         ...
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks in the order in which they run: "mlp" or "all"; empty for none."""
+        """Linear layers inside the blocks in the order in which they run, by a name in `LinearLayers`."""
         ...
 
     def adapter_matrices(self, which: str) -> list[AdapterMatrices] | None:

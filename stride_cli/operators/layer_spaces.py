@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stride_cli.corpus.gate_budget import FEED_FORWARD_GATES, LINEAR_GATES, GateRange, inside_gates
+from stride_cli.corpus.gate_budget import inside_gates
 from stride_cli.errors import UsageError
 from stride_cli.models.linear_layers import layer_widths
 from stride_cli.operators.operator_space import BasisOptions, Observation, OperatorSpace, Sample
@@ -48,7 +48,6 @@ class LayerMatrixSpace(OperatorSpace):
 
     site = "layers"
     which: ClassVar[str]  # of the model's linear layers: see `AttributableModel.linear_layers`
-    gate_range: ClassVar[GateRange]
     whitens = True
     diagonal_fisher = True
 
@@ -213,10 +212,10 @@ class LayerMatrixSpace(OperatorSpace):
         adapters, one side of whose matrices is given, the largest that it allows."""
         if asked:
             return asked
-        most = inside_gates(cls.gate_range, n_subsets)
+        most = inside_gates(n_subsets, finetuned=not model.pretrained)
         if model.adapter_matrices(cls.which) is not None:
-            fits = range(1, model.d_model + 1)
-            count = bisect.bisect_right(fits, most, key=lambda rank: cls.reserved_gates(model, rank))
+            fits = range(1, model.d_model + 1)  # twice as many gates: training moved nothing else
+            count = bisect.bisect_right(fits, 2 * most, key=lambda rank: cls.reserved_gates(model, rank))
             return max(1, count)
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model
@@ -226,8 +225,7 @@ class LayerMatrixSpace(OperatorSpace):
     @classmethod
     def reserved_gates(cls, model: AttributableModel, rank: int) -> int:
         """p at that rank."""
-        ranks = cls.layer_ranks(model, rank)
-        return sum(read * given for matrices in ranks for read, given in matrices)
+        return sum(read * given for each in cls.layer_ranks(model, rank) for read, given in each)
 
     def parts(self) -> list[slice]:
         ends = self._starts[:, 2].tolist()
@@ -253,7 +251,13 @@ class MlpMatrixSpace(LayerMatrixSpace):
 
     name = "mlp-matrix"
     which = "mlp"
-    gate_range = FEED_FORWARD_GATES
+
+
+class OutputMatrixSpace(LayerMatrixSpace):
+    """`LayerMatrixSpace` at the layers with which attention and feed-forward parts write into the stream."""
+
+    name = "output-matrix"
+    which = "outputs"
 
 
 class LinearMatrixSpace(LayerMatrixSpace):
@@ -261,7 +265,6 @@ class LinearMatrixSpace(LayerMatrixSpace):
 
     name = "linear-matrix"
     which = "all"
-    gate_range = LINEAR_GATES
     of_weights = True
 
 

@@ -60,8 +60,8 @@ class FitOptions(Options):
 
     space: str | None = option(
         None,
-        "Steer in this space, or in a sum such as mlp-matrix+logit+token-logit+pair-logit, the default "
-        "(fine-tuned: linear-matrix; sgd: residual; classifiers: head-matrix+linear-matrix).",
+        "Steer in this space, or a sum as mlp-matrix+logit+token-logit+pair-logit, the default (fine-tuned: "
+        "output-matrix, if small linear-matrix; sgd: residual; classifiers: head-matrix+linear-matrix).",
         setting=True,
         panel=MORE,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from stride_cli import side_by_side
-from stride_cli.corpus.gate_budget import PAIR_GATES
+from stride_cli.corpus.gate_budget import pair_gates
 from stride_cli.data.batches import ChunkReader, scored_pairs
 from stride_cli.errors import UsageError
 from stride_cli.operators.operator_space import BasisOptions, OperatorSpace, Sample
@@ -134,7 +134,7 @@ class PairLogitSpace(OperatorSpace):
     @classmethod
     def choose_rank(cls, model: AttributableModel, n_subsets: int, asked: int | None) -> int:
         """Choose how many pairs, not directions."""
-        return PAIR_GATES.gates(n_subsets)
+        return pair_gates(n_subsets)
 
     def scale(self, part: int, factor: float) -> None:
         self.factor.mul_(factor)

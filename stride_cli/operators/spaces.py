@@ -12,6 +12,7 @@ space                         shift                                      source
 ``mlp-matrix``                ``U_j (a_j V_j φ_j)``, j: last layer of    as above; φ: what the layer reads
                               every feed-forward part
 ``linear-matrix``             the same, j: every linear layer            as above
+``output-matrix``             the same, j: what writes into the stream   as above
 ``logit``                     ``S (a B LN(h_final))``, a is c × r         paper, §3.1; S: buckets to tokens
 ``token-logit``               ``S (a B LN(h_0))``, a is c × r             as logit, read at the embedding
 ``head-matrix``               ``S (a B [h_final, 1])``, a is c × r        as logit, in the head's own units
@@ -32,7 +33,7 @@ import torch
 
 from stride_cli.corpus.gate_budget import logit_gates
 from stride_cli.errors import UsageError
-from stride_cli.operators.layer_spaces import LinearMatrixSpace, MlpMatrixSpace
+from stride_cli.operators.layer_spaces import LinearMatrixSpace, MlpMatrixSpace, OutputMatrixSpace
 from stride_cli.operators.logit_spaces import HeadMatrixSpace, LogitSpace, TokenLogitSpace
 from stride_cli.operators.operator_space import OperatorSpace
 from stride_cli.operators.pair_space import PairLogitSpace
@@ -53,6 +54,7 @@ SPACES: dict[str, type[OperatorSpace]] = {
         HeadMatrixSpace,
         MlpMatrixSpace,
         LinearMatrixSpace,
+        OutputMatrixSpace,
     )
 }
 
@@ -115,8 +117,8 @@ def affordable_buckets(
     classes = space_classes(names)
     with_buckets = [min(ranks[cls.name], model.d_model) for cls in classes if cls.has_buckets]
     others = known_gates(names, ranks, model, n_buckets=0)
-    all_weights = not model.classes and any(cls.of_weights for cls in classes)
-    gates = logit_gates(n_subsets, others, len(with_buckets), all_weights=all_weights)
+    finetuned = not (model.classes or model.pretrained) and any(cls.site == "layers" for cls in classes)
+    gates = logit_gates(n_subsets, others, len(with_buckets), finetuned=finetuned)
     return max(1, gates // max(with_buckets, default=1))
 
 

@@ -28,7 +28,8 @@ from stride_cli.models.spec import ModelSpec
 
 K, DEGREE, CHUNKS = 12, 3, 40
 TOLERANCE = 1e-4  # CPU and GPU, relative
-_ALL = {"residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix"}
+_INSIDE = "mlp-matrix output-matrix linear-matrix"
+_ALL = f"residual residual-matrix logit token-logit pair-logit {_INSIDE}".split()
 EVERY_SPACE = "mlp-matrix+residual-matrix+logit+token-logit+pair-logit"
 
 

@@ -283,7 +283,7 @@ class ClassifierModel:
         return LinearLayers(all=[module for module in ran if ran.count(module) == 1])
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """Linear layers inside the blocks (not the head), in the order in which they run; none for "mlp"."""
+        """Return some of `LinearLayers`, of the blocks and not the head: all, or none."""
         return self._linear_layers.all if which == "all" else []
 
     def adapter_matrices(self, which: str) -> None:

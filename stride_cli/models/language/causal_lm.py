@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stride_cli.corpus.gate_budget import is_small
 from stride_cli.errors import ModelError, NumericalError, QueryError, first_line
 from stride_cli.models.kinds import Kind
 from stride_cli.models.language.block_calls import BlockCall, read_tokens, repeated
@@ -160,7 +161,8 @@ class CausalLM:
             return "residual"
         if self.adapter_matrices("all") is not None:
             return "linear-matrix"  # all that training has moved
-        parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else "linear"
+        finetuned = "linear" if is_small(self.n_layers, self.d_model) else "output"
+        parts = "residual" if not self.linear_layers("mlp") else "mlp" if self.pretrained else finetuned
         return f"{parts}-matrix+logit+token-logit+pair-logit"
 
     def share_inputs(self, other: Any) -> None:
@@ -291,17 +293,13 @@ class CausalLM:
         """See `AttributableModel`."""
         left = self._found_layers.left_out
         said = [f"left out of the operators: {name} ({why})" for name, why in left.items()]
-        said = said if any(name in ("mlp-matrix", "linear-matrix") for name in spaces) else []
+        said = said if {"mlp-matrix", "output-matrix", "linear-matrix"} & set(spaces) else []
         names = {module: name for name, module in self.model.named_modules()}
         if self._beyond:
-            others = sorted(
-                {
-                    names[each].rsplit(".", 1)[-1]
-                    for each in self._adapted.keys() - set(self._found_layers.all)
-                }
-            )
+            others = self._adapted.keys() - set(self._found_layers.all)
+            last = sorted({names[each].rsplit(".", 1)[-1] for each in others})
             said.append(
-                f"the adapter is also on {', '.join(others)}, no linear layer of a block: attributed as if "
+                f"the adapter is also on {', '.join(last)}, no linear layer of a block: attributed as if "
                 "all weights had been trained"
             )
         return said
@@ -314,10 +312,8 @@ class CausalLM:
         return [known[layer] for layer in layers]
 
     def linear_layers(self, which: str) -> list[nn.Module]:
-        """`LinearLayers.mlp`, or for "all" `LinearLayers.all`; of a model with an adapter, those that it is
-        on."""
-        found = self._linear_layers
-        return found.mlp if which == "mlp" else found.all
+        """Return some of `LinearLayers`; of all layers of a model with an adapter, those that it is on."""
+        return list(getattr(self._linear_layers, which))
 
     @contextmanager
     def at_layers(self, which: str, length: int, visit: LayerVisitor) -> Iterator[None]:

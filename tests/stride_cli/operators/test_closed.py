@@ -36,7 +36,7 @@ def columns() -> np.ndarray:
 
 def settings_for(space: str, **changes) -> ClosedSettings:
     ranks = {"residual": 5, "residual-matrix": 4, "logit": 3, "token-logit": 3}
-    ranks |= {"mlp-matrix": 3, "linear-matrix": 3}
+    ranks |= {"mlp-matrix": 3, "output-matrix": 3, "linear-matrix": 3}
     return ClosedSettings(spaces=tuple(space.split("+")), layer=2, ranks=ranks, **changes)
 
 
@@ -206,7 +206,7 @@ def test_whitened_bases_have_a_fisher_matrix_of_that_mean_eigenvalue(model, chun
     assert float((found.mean(0) - 1).abs().mean()) < 0.25
 
 
-@pytest.mark.parametrize("name", ["mlp-matrix", "linear-matrix"])
+@pytest.mark.parametrize("name", ["mlp-matrix", "output-matrix", "linear-matrix"])
 @pytest.mark.parametrize("adapted", [(), ("A",), ("A", "B")])
 def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
     model, chunks, columns, monkeypatch: pytest.MonkeyPatch, name: str, adapted: tuple[str, ...]
@@ -240,7 +240,7 @@ def test_gates_inside_the_blocks_are_whitened_layer_by_layer(
                 assert U.shape == given.shape and torch.linalg.matrix_rank(both, rtol=1e-4) == 2
         most = SPACES[name].choose_rank(model, K, None)
         assert most == model.d_model and SPACES[name].choose_rank(model, 10**9, None) == 1
-    assert len(layers) == model.n_layers * (1 if name == "mlp-matrix" else 6)
+    assert len(layers) == model.n_layers * {"mlp-matrix": 1, "output-matrix": 2}.get(name, 6)
     sums = [torch.zeros(K, *layer.weight.shape) for layer in layers]
     tokens = 0
     for chunk in range(chunks.n_chunks):

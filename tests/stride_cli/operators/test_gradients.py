@@ -19,7 +19,8 @@ from stride_cli.operators.spaces import SPACES, space_from_arrays
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.research.paper.sgd import initial_space
 
-NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", "mlp-matrix", "linear-matrix")
+INSIDE = ("mlp-matrix", "output-matrix", "linear-matrix")  # of which a sum has one
+NAMES = ("residual", "residual-matrix", "logit", "token-logit", "pair-logit", *INSIDE)
 LAYER = 2
 
 
@@ -53,7 +54,8 @@ def steered_loss(model, space, batch, gates) -> torch.Tensor:
         hidden = hidden + space(hidden, gates)
     handles = []
     if space.site == "layers":
-        names = ("fc2",) if space.which == "mlp" else ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
+        every = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
+        names = {"mlp": ("fc2",), "outputs": ("o_proj", "fc2"), "all": every}[space.which]
         found = [
             getattr(block.self_attn if "proj" in name else block.mlp, name)
             for block in model.blocks
@@ -121,9 +123,9 @@ def test_loops_add_up_what_products_do(
         torch.testing.assert_close(found, space._by_entries(read, pull), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("other", ["mlp-matrix", "linear-matrix"])  # a sum has one of the two
-def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, other: str) -> None:
-    spaces = [make_space(model, name) for name in NAMES if name != other]
+@pytest.mark.parametrize("inside", INSIDE)
+def test_gradients_do_not_depend_on_the_batch(model, chunks: ChunkReader, inside: str) -> None:
+    spaces = [make_space(model, name) for name in NAMES if name not in INSIDE or name == inside]
     steered = SteeredModel(model, spaces, LAYER)
 
     def gradients(rows: list[int], drawn: bool) -> list[torch.Tensor]:

@@ -109,11 +109,8 @@ def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_
     assert tuned.default_space("closed") == "linear-matrix" != untuned.default_space("closed")
     assert untuned.adapter_matrices("all") is None
     names = {layer: name for name, layer in tuned.model.named_modules()}
-    layers, found, fewer = (
-        tuned.linear_layers("all"),
-        tuned.adapter_matrices("all"),
-        tuned.adapter_matrices("mlp"),
-    )
+    layers, found = tuned.linear_layers("all"), tuned.adapter_matrices("all")
+    fewer = tuned.adapter_matrices("mlp")
     assert found is not None and len(found) == len(layers) > 0
     assert fewer is not None and len(fewer) == tuned.n_layers
     recipe = read_recipe(tmp_path / "tuned")

@@ -55,7 +55,7 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
             assert found[row, subset] == pytest.approx(float(losses[0] - losses[1]), rel=1e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize("inside", ["mlp-matrix", "linear-matrix"])
+@pytest.mark.parametrize("inside", ["mlp-matrix", "output-matrix", "linear-matrix"])
 def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks, inside: str) -> None:
     """Together with the residual stream: both act in one continuation from the first block."""
     columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(40)])
