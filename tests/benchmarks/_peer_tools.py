@@ -32,13 +32,9 @@ def read(path: Path) -> Rows:
 
 def padded(rows: Rows) -> dict[str, torch.Tensor]:
     """A batch: ids, labels and attention mask, (B, T)."""
-    fill = {"input_ids": 0, "labels": -100}
-    batch = {
-        key: torch.nn.utils.rnn.pad_sequence([row[key] for row in rows], True, value)
-        for key, value in fill.items()
-    }
-    ones = [torch.ones_like(row["input_ids"]) for row in rows]
-    return batch | {"attention_mask": torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)}
+    rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+    fill, pad = {"input_ids": 0, "labels": -100, "attention_mask": 0}, torch.nn.utils.rnn.pad_sequence
+    return {key: pad([row[key] for row in rows], True, value) for key, value in fill.items()}
 
 
 def summed(model: torch.nn.Module, batch: dict[str, torch.Tensor], sample: bool = False) -> torch.Tensor:
@@ -90,11 +86,8 @@ def dattri_llm(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray 
     if step == "fit":
         found.fit(place, str(folder / "fisher"))
         return None
-    damping = {"damping": 0.1, "relative_damping": True}
-    scored = found.attribute_from_cache(
-        str(folder / "fit"), place, fisher_dir=str(folder / "fisher"), **damping
-    )
-    return scored.scores.T.numpy()
+    given = {"fisher_dir": str(folder / "fisher"), "damping": 0.1, "relative_damping": True}
+    return found.attribute_from_cache(str(folder / "fit"), place, **given).scores.T.numpy()
 
 
 def kronfluence(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray | None:
@@ -105,9 +98,7 @@ def kronfluence(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray
     from kronfluence.utils.dataset import DataLoaderKwargs
 
     class Language(Task):
-        def compute_train_loss(
-            self, batch: Any, model: torch.nn.Module, sample: bool = False
-        ) -> torch.Tensor:
+        def compute_train_loss(self, batch: Any, model: Any, sample: bool = False) -> torch.Tensor:
             return summed(model, batch, sample)
 
         def compute_measurement(self, batch: Any, model: torch.nn.Module) -> torch.Tensor:
@@ -130,12 +121,10 @@ def kronfluence(step: str, model: str, tokens: Path, folder: Path) -> np.ndarray
         torch.manual_seed(0)
         how.fit_all_factors("factors", read(tokens), per_device_batch_size=8)
         return None
-    both = {"per_device_query_batch_size": 16, "per_device_train_batch_size": 8}
-    asked = ScoreArguments(damping_factor=None)  # a tenth of the mean eigenvalue; the default is 1e-8
-    data = read(tokens), read(folder / "tokens")
-    how.compute_pairwise_scores(
-        "scores", "factors", *data, score_args=asked, overwrite_output_dir=True, **both
-    )
+    given: dict[str, Any] = {"per_device_query_batch_size": 16, "per_device_train_batch_size": 8}
+    # a tenth of the mean eigenvalue; the default is 1e-8
+    given |= {"score_args": ScoreArguments(damping_factor=None), "overwrite_output_dir": True}
+    how.compute_pairwise_scores("scores", "factors", read(tokens), read(folder / "tokens"), **given)
     return how.load_pairwise_scores("scores")["all_modules"].numpy()
 
 

@@ -21,14 +21,12 @@ def _of(found: Sequence[Record], count: str, every: str = "items") -> str:
 def matrix() -> str:
     """Items found, and called leaked, by what the corpus holds of them; over corpora and forms of items."""
     head = ["the corpus holds", "found", "by 8-grams", "by 13-grams"]
-    head += [
-        f"{word}, {name}" for name in MODELS.values() for word in ("leaked and learnt", "of those by heart")
-    ]
+    words = ("leaked and learnt", "of those by heart")
+    head += [f"{word}, {name}" for name in MODELS.values() for word in words]
     groups = [("learnt", copy, f"{copy}, trained on") for copy in COPIES]
     groups += [("unseen", None, "a copy, not trained on")]
-    groups += [("look-alike", copy, f"a look-alike: {copy}") for copy in ALIKE] + [
-        ("absent", None, "nothing")
-    ]
+    groups += [("look-alike", copy, f"a look-alike: {copy}") for copy in ALIKE]
+    groups += [("absent", None, "nothing")]
     lines = [head]
     for state, copy, label in groups:
         wanted = {"state": state} | ({"copy": copy} if copy is not None else {})
@@ -36,10 +34,8 @@ def matrix() -> str:
         plain = [_of(pick(MATRIX, model=f"{n}-grams:0", **wanted), "found") for n in (8, 13)]
         cells = [_of([*audits[0], *audits[1]], "found"), *plain]
         for own in audits:
-            cells += [
-                _of(own, "leaked and learnt"),
-                _of(own, "by heart, leaked", "by heart") if copy in COPIES else "",
-            ]
+            by_heart = _of(own, "by heart, leaked", "by heart") if copy in COPIES else ""
+            cells += [_of(own, "leaked and learnt"), by_heart]
         lines.append([label, *cells])
     return markdown(lines)
 
@@ -49,9 +45,8 @@ def null() -> str:
     lines = [["corpus, model", "controls", "items", "p ≤ .01", "≤ .05", "≤ .5", "distance", "discoveries"]]
     for each in pick(NULL, table="null"):
         below = [figure(each["below"][level], 3) for level in ("0.01", "0.05", "0.5")]
-        limit = (
-            1.36 * (1 / each["items"] + 1 / each["count"]) ** 0.5
-        )  # of Kolmogorov and Smirnov, two samples
+        # of Kolmogorov and Smirnov, two samples
+        limit = 1.36 * (1 / each["items"] + 1 / each["count"]) ** 0.5
         distance = f"{figure(each['distance'], 3)} ({figure(limit, 3)})"
         false = f"{each['fifties_with_discoveries']} of {each['fifties']}"
         controls = f"{each['controls']}, {each['count']:,}"

@@ -2,12 +2,12 @@
 
     python -m tests.benchmarks peers PAIRS.jsonl --model DIR --python PYTHON [--sizes 80 160] [--truth FILE]
 
-PAIRS.jsonl holds {"id", "prompt", "response"}, DIR a model in transformers' format, PYTHON the interpreter of
-an environment with the libraries (``pip install bergson kronfluence dattri-llm dattri``). For each size every
-tool starts anew on the first pairs, fits, and scores all pairs for one query and for a hundred (the last of
-the file, or --queries). `stride index build` and `stride train` are in the spaces of a fine-tuned model and
-without null prompts; of the others see `_peer_tools`. With losses of models retrained on halves (--truth) the
-LDS of the scores is added.
+PAIRS.jsonl holds {"id", "prompt", "response"}, DIR a model in transformers' format that was fine-tuned on
+the like, with STRIDE's recipe beside it, PYTHON the interpreter of an environment with the libraries (``pip
+install bergson kronfluence dattri-llm dattri``). For each size every tool starts anew on the first pairs,
+fits, and scores all pairs for one query and for a hundred (the last of the file, or --queries). `stride
+train` makes no null prompts; of the others see `_peer_tools`. With losses of models retrained on halves
+(--truth) the LDS of the scores is added.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from stride_cli.output import emit
 from stride_cli.research.evaluation.metrics import lds
 from tests.benchmarks._machine import machine
 
-SPACE = "linear-matrix+logit+token-logit+pair-logit"
 PEERS = ("bergson", "bergson-moments", "dattri-llm", "kronfluence")
 STRIDE = [sys.executable, "-m", "stride_cli"]
 
@@ -57,11 +56,8 @@ def write_tokens(pairs: Path, index: Path, model: str) -> Path:
     chunks, lines = Workspace.open(index, model).chunks, []
     for row in range(chunks.n_chunks):
         ids, weights = chunks.chunk(row)
-        found = {
-            "input_ids": ids.tolist(),
-            "labels": np.where(weights > 0, ids.astype(np.int64), -100).tolist(),
-        }
-        lines.append(json.dumps(found) + "\n")
+        labels = np.where(weights > 0, ids.astype(np.int64), -100)
+        lines.append(json.dumps({"input_ids": ids.tolist(), "labels": labels.tolist()}) + "\n")
     tokens = index.with_suffix(".tokens.jsonl")
     tokens.write_text("".join(lines), encoding="utf-8")
     return tokens
@@ -83,7 +79,7 @@ def measured(tool: str, python: str, files: dict[str, Path], model: str, threads
     if tool == "stride":
         made, named = index, ["--model", model]
         build = [*STRIDE, "index", "build", str(files["corpus"]), *named, "--out", str(index)]
-        train = [*STRIDE, "train", "--index", str(index), *named, "--space", SPACE, "--no-calibration"]
+        train = [*STRIDE, "train", "--index", str(index), *named, "--no-calibration"]
         found = run([build, train], made, threads)
         asked = [*STRIDE, "baseline", "stride:stored=true", "--index", str(index), *named]
         asks = {each: [*asked, "--queries", str(files[each]), "--scores"] for each in ("one", "many")}
@@ -91,9 +87,8 @@ def measured(tool: str, python: str, files: dict[str, Path], model: str, threads
         (made := folder / tool).mkdir()
         step = [python, str(Path(__file__).with_name("_peer_tools.py")), tool]
         found = run([[*step, "fit", model, str(files["corpus tokens"]), str(made)]], made, threads)
-        asks = {
-            each: [*step, "ask", model, str(files[f"{each} tokens"]), str(made)] for each in ("one", "many")
-        }
+        tokens = {each: str(files[f"{each} tokens"]) for each in ("one", "many")}
+        asks = {each: [*step, "ask", model, tokens[each], str(made)] for each in tokens}
     for each, ask in asks.items():
         used = run([[*ask, str(folder / f"{tool}.npy")]], made, threads)
         found |= {f"{each}_seconds": used["processor_seconds"], f"{each}_peak": used["peak_megabytes"]}
