@@ -45,8 +45,7 @@ def null() -> str:
     lines = [["corpus, model", "controls", "items", "p ≤ .01", "≤ .05", "≤ .5", "distance", "discoveries"]]
     for each in pick(NULL, table="null"):
         below = [figure(each["below"][level], 3) for level in ("0.01", "0.05", "0.5")]
-        # of Kolmogorov and Smirnov, two samples
-        limit = 1.36 * (1 / each["items"] + 1 / each["count"]) ** 0.5
+        limit = 1.36 * (1 / each["items"] + 1 / each["count"]) ** 0.5  # Kolmogorov, Smirnov: two samples
         distance = f"{figure(each['distance'], 3)} ({figure(limit, 3)})"
         false = f"{each['fifties_with_discoveries']} of {each['fifties']}"
         controls = f"{each['controls']}, {each['count']:,}"

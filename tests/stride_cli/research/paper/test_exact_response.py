@@ -67,8 +67,9 @@ def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks,
     operators = fit_closed(model, chunks, columns.astype(np.uint16), K, settings)
     batch = chunks.batch(np.arange(4))
     steered = SteeredModel.of(model, operators)
-    operators.step, agreement = choose_step(steered, batch, seed=0)
+    step, agreement = choose_step(steered, batch, seed=0)
     assert agreement > 0.999
+    operators.step = step / 2  # second order is a twentieth at all of it
     linear, exact = measure_linear(steered, batch), measure_exact(steered, batch)
     for a, b in zip(linear, exact, strict=True):
         assert pearson(a, b) > 0.999
