@@ -25,11 +25,10 @@ import numpy as np
 import torch
 
 from stride_cli.models.spec import ModelSpec
+from stride_cli.operators.spaces import SPACES
 
 K, DEGREE, CHUNKS = 12, 3, 40
 TOLERANCE = 1e-4  # CPU and GPU, relative
-_INSIDE = "mlp-matrix output-matrix linear-matrix"
-_ALL = f"residual residual-matrix logit token-logit pair-logit {_INSIDE}".split()
 EVERY_SPACE = "mlp-matrix+residual-matrix+logit+token-logit+pair-logit"
 
 
@@ -53,7 +52,7 @@ class Paths:
         from stride_cli.operators.closed import ClosedSettings, fit_closed
 
         chosen = ClosedSettings(
-            spaces=tuple(space.split("+")), layer=2, ranks=dict.fromkeys(_ALL, 4), **changes
+            spaces=tuple(space.split("+")), layer=2, ranks=dict.fromkeys(SPACES, 4), **changes
         )
         return fit_closed(self.model, self.chunks, self.columns, K, chosen)
 

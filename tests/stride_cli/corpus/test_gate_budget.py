@@ -22,9 +22,10 @@ from stride_cli.corpus.gate_budget import (
 def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
     for finetuned in (False, True):
         inside = inside_gates(n_subsets, finetuned=finetuned)
-        logit = logit_gates(n_subsets, inside, 2, finetuned=finetuned)
-        assert inside >= 4096 and logit >= 4096
-        assert n_subsets * (inside + 2 * logit) <= 1 << 30
+        for few in (False, True):
+            logit = logit_gates(n_subsets, inside, 2, finetuned=few)
+            assert inside >= 4096 and logit >= 4096
+            assert n_subsets * (inside + 2 * logit) <= 1 << 30
     assert 4096 <= pair_gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
 
 

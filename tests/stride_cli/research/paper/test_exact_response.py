@@ -55,8 +55,9 @@ def test_exact_equals_the_plain_steered_loss(model, chunks) -> None:
             assert found[row, subset] == pytest.approx(float(losses[0] - losses[1]), rel=1e-3, abs=2e-6)
 
 
-@pytest.mark.parametrize("inside", ["mlp-matrix", "output-matrix", "linear-matrix"])
-def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks, inside: str) -> None:
+# at the whole step of output-matrix second order is more than a twentieth
+@pytest.mark.parametrize("inside, share", [("mlp-matrix", 1), ("output-matrix", 0.5), ("linear-matrix", 1)])
+def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks, inside, share) -> None:
     """Together with the residual stream: both act in one continuation from the first block."""
     columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(40)])
     settings = ClosedSettings(
@@ -69,7 +70,7 @@ def test_exact_agrees_with_linear_where_blocks_are_steered_inside(model, chunks,
     steered = SteeredModel.of(model, operators)
     step, agreement = choose_step(steered, batch, seed=0)
     assert agreement > 0.999
-    operators.step = step / 2  # second order is a twentieth at all of it
+    operators.step = share * step
     linear, exact = measure_linear(steered, batch), measure_exact(steered, batch)
     for a, b in zip(linear, exact, strict=True):
         assert pearson(a, b) > 0.999
