@@ -262,23 +262,15 @@ def test_a_defect_is_told_in_a_line_and_in_full_on_stderr(
 @pytest.mark.parametrize(
     "headers, status",
     [
-        ({"Authorization": ""}, 401),
-        ({"Authorization": "Bearer wrong"}, 401),
-        ({"Authorization": f"Basic {TOKEN}"}, 401),
-        ({"Authorization": "Bearer \u00e9"}, 401),
-        ({"Host": "evil.example"}, 421),
-        ({"Host": "evil.example:{port}"}, 421),
-        ({"Host": "127.0.0.1"}, 421),
-        ({"Host": "127.0.0.1:{port}@evil.example"}, 421),
-        ({"Host": "127.0.0.1:99999"}, 421),
-        ({"Host": ""}, 421),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "https://127.0.0.1:{port}"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
+        *[({"Authorization": each}, 401) for each in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer \u00e9")],
+        *[({"Host": each}, 421) for each in ("", "127.0.0.1", "127.0.0.1:99999", "evil.example")],
+        *[({"Host": each}, 421) for each in ("evil.example:{port}", "127.0.0.1:{port}@evil.example")],
+        *[
+            ({"Origin": each}, 403)
+            for each in ("", "null", "http://evil.example", "https://127.0.0.1:{port}")
+        ],
+        *[({"Sec-Fetch-Site": each}, 403) for each in ("cross-site", "same-site")],
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}, 403),
-        ({"Origin": ""}, 403),
         ({"Host": "localhost:{port}"}, 200),
         ({"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}, 200),
     ],

@@ -17,7 +17,7 @@ WORDS = _WORDS.split()
 class MemoryIndex:
     """The arrays and attributes of an index that `Workspace` reads, in memory."""
 
-    def __init__(self, chunks: Sequence[Sequence[int]], *, kind: str = "language") -> None:
+    def __init__(self, chunks: Sequence[Sequence[int] | np.ndarray], *, kind: str = "language") -> None:
         lengths = [len(chunk) for chunk in chunks]
         self.path = "memory"
         self.attributes = {"config": {"kind": kind}}

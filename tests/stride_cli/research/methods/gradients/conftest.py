@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +14,11 @@ from torch import Tensor, nn
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import Workspace
+from stride_cli.models import loading
 from stride_cli.models.spec import ModelSpec
+from tests.stride_cli.research.methods.conftest import MemoryIndex
 
 VOCABULARY = 41
-
-
-class MemoryIndex:
-    """The arrays of an index that `ChunkReader` reads, in memory."""
-
-    def __init__(self, chunks: list[np.ndarray], kind: str) -> None:
-        offsets = np.concatenate([[0], np.cumsum([len(chunk) for chunk in chunks])])
-        self.attributes = {"config": {"kind": kind}}
-        self.arrays = {
-            "corpus/tokens": np.concatenate(chunks).astype(np.uint16),
-            "corpus/chunk_offsets": offsets.astype(np.int64),
-            "corpus/loss_start": np.ones(len(chunks), np.int32),
-        }
-
-    def array(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def has(self, name: str) -> bool:
-        return name in self.arrays
 
 
 class TableClassifier:
@@ -71,7 +55,7 @@ def language_task(module: Any, n_chunks: int = 24, seed: int = 0, equal: int | N
     random = np.random.default_rng(seed)
     lengths = random.integers(2, 12, n_chunks) if equal is None else np.full(n_chunks, equal)
     chunks = [random.integers(0, VOCABULARY, length) for length in lengths]
-    index: Any = MemoryIndex(chunks, "language")
+    index: Any = MemoryIndex(chunks)
     model = CausalLM(module)
     return Workspace(index, model, ChunkReader(index, model), 0)
 
@@ -130,7 +114,7 @@ def classifier_task(
 ) -> tuple[Workspace, QuerySet]:
     """The first n_train inputs are chunks, the others queries."""
     pairs = np.stack([np.arange(len(inputs)), labels], axis=1)
-    index: Any = MemoryIndex(list(pairs[:n_train]), "classifier")
+    index: Any = MemoryIndex(list(pairs[:n_train]), kind="classifier")
     model: Any = TableClassifier(inputs, features, head)
     weights = [np.array([0.0, 1.0], np.float32)] * (len(pairs) - n_train)
     queries = QuerySet(list(pairs[n_train:]), weights, [str(row) for row in range(len(weights))])
@@ -172,6 +156,19 @@ def autograd() -> Callable[..., np.ndarray]:
 @pytest.fixture(scope="session")
 def make_classifier() -> Callable[..., tuple[Workspace, QuerySet]]:
     return classifier_task
+
+
+@pytest.fixture
+def along_axes() -> tuple[Workspace, QuerySet, Tensor]:
+    """Two labels, inputs along the axes, as the eigenbasis is: 50 examples, 10 queries, their gradients."""
+    random = np.random.default_rng(0)
+    inputs = torch.eye(5)[torch.from_numpy(random.integers(0, 5, 60))]
+    inputs = inputs * torch.from_numpy(random.uniform(0.5, 2, (60, 1))).float()
+    labels = torch.from_numpy(random.integers(0, 2, 60))
+    nn.init.normal_((head := nn.Linear(5, 2, bias=False)).weight)
+    task, queries = classifier_task(nn.Identity(), head, inputs, labels.numpy(), 50)
+    error = (inputs @ head.weight.T).softmax(-1) - nn.functional.one_hot(labels, 2)
+    return task, queries, torch.einsum("ni,nj->nij", error, inputs).flatten(1).detach().double()
 
 
 def curvature(inputs: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
@@ -254,6 +251,27 @@ class Softmax:
 @pytest.fixture(scope="session")
 def softmax() -> Softmax:
     return Softmax()
+
+
+@pytest.fixture
+def scaled(softmax: Softmax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Make checkpoints of it: the numbers that they are named by, times its weights."""
+    original = softmax.task.model.model["head"].weight.clone()
+
+    def load(given: ModelSpec) -> TableClassifier:
+        assert (given.device, given.dtype) == ("cpu", "fp32")
+        model = TableClassifier(torch.empty(0), nn.Identity(), nn.Linear(5, 3, bias=False))
+        model.model["head"].weight.copy_(original * float(Path(str(given.path)).name))
+        return model
+
+    monkeypatch.setattr(loading, "load_model", load)
+
+    def make(*names: str) -> str:
+        for name in names:
+            (tmp_path / name).mkdir()
+        return "|".join(str(tmp_path / name) for name in names)
+
+    return make
 
 
 @pytest.fixture(scope="session")

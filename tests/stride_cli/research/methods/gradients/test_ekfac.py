@@ -43,16 +43,9 @@ def test_one_example_is_exact(make_classifier):
     np.testing.assert_allclose(found, expected.numpy(), rtol=0.25, atol=0.1)
 
 
-def test_exact_where_the_eigenbasis_is(make_classifier):
-    """Two labels and inputs along the axes: the basis diagonalises F, although F is no Kronecker product."""
-    random = np.random.default_rng(0)
-    axis = torch.from_numpy(random.integers(0, 5, 60))
-    inputs = torch.eye(5)[axis] * torch.from_numpy(random.uniform(0.5, 2, (60, 1))).float()
-    labels = torch.from_numpy(random.integers(0, 2, 60))
-    head = nn.Linear(5, 2, bias=False)
-    nn.init.normal_(head.weight)
-    task, queries = make_classifier(nn.Identity(), head, inputs, labels.numpy(), 50)
-    gradients, _ = _gradients(inputs, labels, head.weight)
+def test_exact_where_the_eigenbasis_is(along_axes):
+    """The basis diagonalises F, although F is no Kronecker product."""
+    task, queries, gradients = along_axes
     fisher = gradients[:50].T @ gradients[:50] / 50
     expected = gradients[50:] @ torch.linalg.solve(_damped(fisher, 0.1), gradients[:50].T)
     found = scored(EKFAC(labels="true", batch_tokens=16), task, queries)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,21 +117,9 @@ def test_convolutions(make_classifier, autograd):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_tracin_sums_over_checkpoints(softmax, tmp_path, monkeypatch):
-    head = softmax.task.model.model["head"].weight
-    original = head.clone()
-
-    def load(given):
-        assert (given.device, given.dtype) == ("cpu", "fp32")
-        model = type(softmax.task.model)(None, nn.Identity(), nn.Linear(5, 3, bias=False))
-        with torch.no_grad():
-            model.model["head"].weight.copy_(original * float(Path(given.path).name))
-        return model
-
-    (tmp_path / "0.5").mkdir()
-    (tmp_path / "2").mkdir()
-    monkeypatch.setattr(loading, "load_model", load)
-    method = TracIn(checkpoints=f"{tmp_path}/0.5|{tmp_path}/2", rates="0.1|3")
+def test_tracin_sums_over_checkpoints(softmax, scaled):
+    original = softmax.task.model.model["head"].weight
+    method = TracIn(checkpoints=scaled("0.5", "2"), rates="0.1|3")
     found = scored(method, softmax.task, softmax.queries)
     expected = 0
     for scale, rate in ((0.5, 0.1), (2.0, 3.0)):

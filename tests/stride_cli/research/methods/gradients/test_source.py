@@ -19,18 +19,10 @@ N, HELD = 48, 12
 
 @pytest.mark.parametrize("times", [(3.0,), (0.5, 2.5), (20.0, 300.0, 1e6)])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_a_quadratic_in_closed_form(make_classifier, monkeypatch, times, decay):
-    """Where nothing changes along the training, segments add up to (1 − exp(−t H)) H⁻¹ of the whole time. Two
-    labels and inputs along the axes: the eigenbasis diagonalises H."""
-    random = np.random.default_rng(0)
-    axis = torch.from_numpy(random.integers(0, 5, 60))
-    inputs = torch.eye(5)[axis] * torch.from_numpy(random.uniform(0.5, 2, (60, 1))).float()
-    labels = torch.from_numpy(random.integers(0, 2, 60))
-    head = nn.Linear(5, 2, bias=False)
-    nn.init.normal_(head.weight)
-    task, queries = make_classifier(nn.Identity(), head, inputs, labels.numpy(), 50)
-    error = (inputs @ head.weight.T).softmax(-1) - nn.functional.one_hot(labels, 2)
-    gradients = torch.einsum("ni,nj->nij", error, inputs).flatten(1).detach().double()
+def test_a_quadratic_in_closed_form(along_axes, monkeypatch, times, decay):
+    """Where nothing changes along the training, segments add up to (1 − exp(−t H)) H⁻¹ of the whole time; the
+    eigenbasis diagonalises H."""
+    task, queries, gradients = along_axes
     hessian = gradients[:50].T @ gradients[:50] / 50
     values, vectors = torch.linalg.eigh(hessian)
     values = values.clamp_min(0) + decay
