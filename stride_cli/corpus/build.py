@@ -247,9 +247,8 @@ def append_to_index(
     form, skip = Form.recorded(attributes), reading.on_bad == "skip"
     chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"], form=form, skip=skip)
     options = BuildOptions(store_text=index.has("corpus/text_bytes"), commit_seconds=commit_seconds)
-    key = settings_key(
-        {"append_to": corpus, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
-    )
+    about = {"append_to": corpus, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
+    key = settings_key(about)
     del index
     with storage_errors(path), IndexWriter.extend(path, build_key=key) as writer:
         progress = _write_corpus(writer, chunker, documents, log, start, options)

@@ -22,28 +22,23 @@ _PAIRS_A_TOKEN = 0.2  # different pairs of neighbouring tokens: .06 to .25 in th
 LOGIT_GATES = (1 << 15, 1 << 18)  # of one logit space, at least and at most; see `logit_gates`
 _LOGIT_RANK = 128  # directions of one, at most, by default
 # bytes of a chunk's projection by default, at least, and at most where all chunks' are no more than so many
-_LEAST_PROJECTED = 512
-_PROJECTED = ((1 << 17, 1 << 28), (8192, 1 << 30))
+_LEAST_PROJECTED, _PROJECTED = 512, ((1 << 17, 1 << 28), (8192, 1 << 30))
 _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at all: see `projections`
 # directions that chunks have in common: so many at most, and of all chunks so many numbers
 _SHARED, _ALL_SHARED = 64, 1 << 23
 
 
-def _shared_out(whole: int, n_subsets: int, least: int, most: int) -> int:
-    """Choose p of a space: so many gates over all K subsets, and at least and at most these."""
-    return min(max(whole // max(1, n_subsets), least), most)
-
-
 def inside_gates(n_subsets: int, *, finetuned: bool) -> int:
     """Choose p of the space inside the blocks, for K subsets."""
-    # fewer lose LDS: fine-tuned 2¹⁸ .02 to 2¹⁹, from scratch 2¹⁶ to 2¹⁷; SmolLM2 gains .002 by 2²²
-    whole, most = (1 << 29, 1 << 21) if finetuned else (1 << 28, 1 << 17)
-    return max(1, min(_shared_out(whole, n_subsets, 1 << 16, most), _MOST_GATES // max(1, n_subsets) // 2))
+    # fewer lose LDS: fine-tuned 2¹⁸ .02 to 2¹⁹, of SmolLM2 2¹⁹ .01, from scratch 2¹⁶ to 2¹⁷
+    whole, most = (1 << 29, 1 << 20) if finetuned else (1 << 28, 1 << 17)
+    affordable = min(max(whole // max(1, n_subsets), 1 << 16), _MOST_GATES // max(1, n_subsets) // 2)
+    return max(1, min(affordable, most))
 
 
 def pair_gates(n_subsets: int) -> int:
     """Choose the most pairs of tokens, each of which has a gate of its own, for K subsets."""
-    return _shared_out(1 << 28, n_subsets, 1 << 12, 1 << 18)
+    return min(max((1 << 28) // max(1, n_subsets), 1 << 12), 1 << 18)
 
 
 def logit_gates(n_subsets: int, others: int, count: int, *, finetuned: bool = False) -> int:
@@ -82,9 +77,17 @@ def is_small(n_layers: int, width: int) -> bool:
     return 8 * n_layers * width**2 <= _SMALL
 
 
-def _of_block(layers: int, width: int, finetuned: bool) -> tuple[float, float]:
-    """Return the gates of a block, in d², and the rows of its bases, in d, at full rank."""
-    return (2, 9) if not finetuned else (8, 22) if is_small(layers, width) else (2.63, 7.36)
+def steered_blocks(n_layers: int) -> range:
+    """Choose the blocks of a large fine-tuned model that are steered, last first: of 16 or more every second,
+    of 24 every third, …; neighbours say nearly the same."""
+    return range(n_layers - 1, -1, -max(1, n_layers // 8))
+
+
+def _inside(n_layers: int, width: int, finetuned: bool) -> tuple[float, float]:
+    """Return the gates inside the blocks, in d², and the rows of their bases, in d, at full rank."""
+    if finetuned and not is_small(n_layers, width):
+        return 2.63 * (count := len(steered_blocks(n_layers))), 7.36 * count
+    return (8 * n_layers, 22 * n_layers) if finetuned else (2 * n_layers, 9 * n_layers)
 
 
 def default_gates(
@@ -98,7 +101,7 @@ def default_gates(
     head = logit_gates(n_subsets, inside, 2, finetuned=finetuned)
     if shape is not None:
         layers, width, vocabulary = shape
-        inside = min(inside, int(_of_block(layers, width, finetuned)[0] * layers * width**2))
+        inside = min(inside, int(_inside(layers, width, finetuned)[0] * width**2))
         head = min(head, vocabulary * min(width, _LOGIT_RANK))
     pairs = pair_gates(n_subsets)
     if n_tokens:
@@ -108,9 +111,9 @@ def default_gates(
 
 def basis_bytes(n_subsets: int, layers: int, width: int, *, finetuned: bool = False) -> int:
     """Estimate the bytes of the default bases."""
-    gates, rows = _of_block(layers, width, finetuned)
-    rank = min(width, int(math.sqrt(inside_gates(n_subsets, finetuned=finetuned) / (gates * layers))))
-    return (numbers := int(rank * rows * layers * width)) * (1 if 4 * numbers >= LARGE_BASIS else 4)
+    gates, rows = _inside(layers, width, finetuned)
+    rank = min(width, int(math.sqrt(inside_gates(n_subsets, finetuned=finetuned) / gates)))
+    return (numbers := int(rank * rows * width)) * (1 if 4 * numbers >= LARGE_BASIS else 4)
 
 
 def default_projection(n_chunks: int, n_gates: int, *, finetuned: bool = False) -> int:

@@ -94,10 +94,7 @@ def expected_neighbours(n_chunks: int, n_subsets: int, degree: int, shared: int 
 
 
 def expected_overlapping(n_chunks: int, n_subsets: int, degree: int) -> float:
-    """Count the other chunks that are expected to share d / 3 or more of a chunk's d subsets.
-
-    The paper's guarantee asks for none (left-degree-d expander, fewer than d / 3 shared for every pair).
-    """
+    """Count those expected to share d / 3 or more: the paper's guarantee, of an expander, asks for none."""
     return expected_neighbours(n_chunks, n_subsets, degree, max(1, -(-degree // 3)))
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from stride_cli.corpus.gate_budget import steered_blocks
 from stride_cli.errors import ModelError
 
 # the last linear layer of a feed-forward part, by the names that model families give it
@@ -41,7 +42,7 @@ class LinearLayers:
     ----------
     mlp : of every block the layer with which its feed-forward part writes; none of a model where a block has
         no such part that can be told, or several (fused experts)
-    outputs : these, and what attention runs last, which writes too
+    outputs : of `gate_budget.steered_blocks` these, and what attention runs last, which writes too
     all : all of them
     overwritten : those whose output the model changes in place afterwards (Falcon)
     left_out : what holds matrices beside them, by its name inside a block, and why it is none of them
@@ -105,11 +106,12 @@ def find_linear_layers(blocks: Iterable[nn.Module], d_model: int, run: Callable[
         left_out.setdefault(
             candidates[module], "its weight is used without a call, several times, or not at all"
         )
-    if len(written) < len(attentions) or not set(written) <= set(found):
-        written = []
-    lasts = [next((module for module in reversed(found) if module in own), None) for own in attentions]
-    writers = [module for module in found if module in {*written, *lasts}] if written else []
     overwritten = frozenset(module for module, output, version in outputs if output._version != version)
+    if len(written) < len(attentions) or not set(written) <= set(found):
+        return LinearLayers(all=found, overwritten=overwritten, left_out=left_out)
+    lasts = [next((module for module in reversed(found) if module in own), None) for own in attentions]
+    steered = {each[number] for each in (written, lasts) for number in steered_blocks(len(lasts))}
+    writers = [module for module in found if module in steered]
     return LinearLayers(written, writers, found, overwritten, left_out)
 
 
@@ -131,10 +133,8 @@ def layer_widths(layer: nn.Module) -> tuple[int, int]:
     """Input and output width of a linear layer."""
     if isinstance(layer, nn.Linear):  # whose weights may be packed
         return layer.in_features, layer.out_features
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    rows, columns = weight.shape
-    return rows, columns  # Conv1D
+    rows, columns = layer.get_parameter("weight").shape  # Conv1D
+    return rows, columns
 
 
 @contextmanager

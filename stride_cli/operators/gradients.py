@@ -105,8 +105,8 @@ def signals(
     scored = batch.scored.to(model.device)  # (B,)
     share = batch.weights.to(model.device) / scored.clamp_min(1)[:, None]
 
-    # 2. Sites that spaces act at decide how far back gradients go: to the layer, to the first block (linear
-    # layers are in all of them), or nowhere, where only logits are shifted
+    # 2. Sites that spaces act at decide how far back gradients go: to the layer, to the first block with a
+    # linear layer that is steered, or nowhere, where only logits are shifted
     residual = any(space.site == "residual" for space in spaces)
     logit_spaces = [space for space in spaces if space.site == "logit"]
     layers = steered.layer_space

@@ -214,8 +214,8 @@ class LayerMatrixSpace(OperatorSpace):
             return asked
         most = inside_gates(n_subsets, finetuned=not model.pretrained)
         if model.adapter_matrices(cls.which) is not None:
-            fits = range(1, model.d_model + 1)  # twice as many gates: training moved nothing else
-            count = bisect.bisect_right(fits, 2 * most, key=lambda rank: cls.reserved_gates(model, rank))
+            fits = range(1, model.d_model + 1)  # four times as many gates: training moved nothing else
+            count = bisect.bisect_right(fits, 4 * most, key=lambda rank: cls.reserved_gates(model, rank))
             return max(1, count)
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model

@@ -240,10 +240,8 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     two_thirds = round(2 * model.n_layers / 3)
     layer = min(model.n_layers, max(1, two_thirds)) if options.layer is None else options.layer
     if not 0 <= layer <= model.n_layers:
-        raise UsageError(
-            f"layer {layer} is not in the model (expected 0 to {model.n_layers})",
-            fix=f"two thirds of the depth is {two_thirds}",
-        )
+        found = f"layer {layer} is not in the model (expected 0 to {model.n_layers})"
+        raise UsageError(found, fix=f"two thirds of the depth is {two_thirds}")
     if fit == "sgd" and getattr(model, "reads_tokens", False):
         raise UsageError(
             f"the blocks of {model.name} read tokens too: --fit sgd has none", fix="drop --fit sgd"
@@ -252,10 +250,8 @@ def resolve_settings(options: TrainOptions, model: AttributableModel, index: Ind
     for cls in space_classes(names):
         cls.check_model(model)
         if fit == "sgd" and cls.name not in published_recipe().TRAINABLE:
-            raise UsageError(
-                f"space {cls.name} is fitted in closed form only",
-                fix="drop --fit sgd, or use --space residual",
-            )
+            found = f"space {cls.name} is fitted in closed form only"
+            raise UsageError(found, fix="drop --fit sgd, or use --space residual")
     seed = index.seed if options.seed is None else options.seed
     common: dict[str, Any] = {"spaces": names, "layer": layer, "seed": seed}
     if isinstance(options, ClosedOptions):
@@ -314,15 +310,8 @@ def _closed(
             )
         return chosen
     # 3. What only whitened gates can have: projections, and chunks that count as over the whole training
-    size = (
-        0
-        if classifier
-        else default_projection(
-            index.n_chunks,
-            known_gates(names, ranks, model, given["n_buckets"]),
-            finetuned=not model.pretrained,
-        )
-    )
+    gates = known_gates(names, ranks, model, given["n_buckets"])
+    size = 0 if classifier else default_projection(index.n_chunks, gates, finetuned=not model.pretrained)
     chosen = replace(chosen, project=size if options.project is None else options.project)
     if classifier or options.checkpoints:  # checkpoints are a sum over training themselves
         return chosen

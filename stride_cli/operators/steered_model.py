@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from index_format.errors import IndexMismatch
 from stride_cli.models.muon import multiplies_bf16
 from stride_cli.operators.device_memory import chunks_at_once, tokens_at_once
 from stride_cli.operators.operator_space import OperatorSpace
@@ -64,10 +66,16 @@ class SteeredModel:
 
     @classmethod
     def of(cls, model: AttributableModel, operators: Operators) -> SteeredModel:
-        """Steer a model by fitted operators, whose bases go to its device."""
+        """Steer a model by fitted operators, whose bases go to its device; IndexMismatch where these act at
+        other linear layers than are steered now."""
         device = model.device
         spaces = [space if space.is_on(device) else space.to(device) for space in operators.spaces]
-        return cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
+        own = cls(model, spaces, operators.layer, operators, operators.averaged, operators.normalized)
+        inside = own.layer_space
+        if inside and len(inside.matrices) != (count := len(model.linear_layers(inside.which))):
+            found = f"the operators act at {len(inside.matrices)} linear layers (expected {count})"
+            raise IndexMismatch(found, fix="fit them again: stride train --overwrite")
+        return own
 
     @property
     def operators(self) -> Operators:
@@ -101,10 +109,12 @@ class SteeredModel:
         """p summed over the spaces."""
         return sum(space.gate_size for space in self.spaces)
 
-    @property
+    @cached_property
     def first_block(self) -> int:
-        """Blocks that run unsteered: 0 where a space acts in all of them, else `layer`."""
-        return 0 if self.layer_space else self.layer
+        """Blocks that run unsteered: those before the first with a steered layer inside, `layer` at most."""
+        steered = set(self.model.linear_layers(self.layer_space.which)) if self.layer_space else set()
+        blocks = zip(range(self.layer), self.model.blocks, strict=False)
+        return next((number for number, block in blocks if steered & set(block.modules())), self.layer)
 
     @property
     def tokens_at_once(self) -> int:

@@ -291,9 +291,9 @@ class CausalLM:
 
     def remarks(self, spaces: Sequence[str]) -> list[str]:
         """See `AttributableModel`."""
-        left = self._found_layers.left_out
+        inside = {"mlp-matrix", "output-matrix", "linear-matrix"} & set(spaces)
+        left = self._found_layers.left_out if inside else {}
         said = [f"left out of the operators: {name} ({why})" for name, why in left.items()]
-        said = said if {"mlp-matrix", "output-matrix", "linear-matrix"} & set(spaces) else []
         names = {module: name for name, module in self.model.named_modules()}
         if self._beyond:
             others = self._adapted.keys() - set(self._found_layers.all)

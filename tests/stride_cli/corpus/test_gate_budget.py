@@ -15,6 +15,7 @@ from stride_cli.corpus.gate_budget import (
     inside_gates,
     logit_gates,
     pair_gates,
+    steered_blocks,
 )
 
 
@@ -51,5 +52,13 @@ def test_projections_are_bounded_and_of_few_chunks_no_larger_than_their_gates(
 
 def test_bases_are_as_large_as_those_that_were_written() -> None:
     """SmolLM2-135M fine-tuned on 480 pairs, and the tests' own model of 2 layers trained on 60 documents."""
-    assert basis_bytes(32, 30, 576, finetuned=True) == pytest.approx(15_073_920 + 5_633_280, rel=0.01)
+    assert basis_bytes(32, 30, 576, finetuned=True) == pytest.approx(6_138_240 + 2_292_480, rel=0.01)
     assert basis_bytes(60, 2, 64) == 262_144 + 32_768
+
+
+@given(st.integers(1, 200))
+def test_deep_models_are_steered_in_blocks_at_equal_distances(n_layers: int) -> None:
+    blocks = steered_blocks(n_layers)
+    assert blocks[0] == n_layers - 1 and 0 <= blocks[-1] < n_layers / 8
+    assert len(blocks) == n_layers if n_layers < 16 else 8 <= len(blocks) <= 12
+    assert [*steered_blocks(30)] == [*range(29, 0, -3)]

@@ -39,4 +39,4 @@ def test_a_language_model_has_few_subsets_by_default(tmp_path: Path) -> None:
     assert choose_design(480) == (480, 10)
     assert choose_design(480, DesignOptions(n_subsets=300), 64) == (300, 10)
     # operators of so many subsets have the gates that are wanted
-    assert inside_gates(64, finetuned=True) == 1 << 21
+    assert inside_gates(64, finetuned=True) == 1 << 20

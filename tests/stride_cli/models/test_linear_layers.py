@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from index_format.errors import IndexMismatch
 from stride_cli.data.batches import Batch
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.linear_layers import is_linear, layer_widths
 from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
-from stride_cli.operators.layer_spaces import LinearMatrixSpace
+from stride_cli.operators.layer_spaces import LayerMatrixSpace, LinearMatrixSpace, OutputMatrixSpace
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
@@ -61,18 +62,28 @@ def test_first_order_and_steered_responses_agree(name: str, make_model: Maker) -
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *EXPERTS])
-def test_gradients_equal_autograd_in_the_weights(name: str, make_model: Maker) -> None:
-    """V = U = 1: a gate's gradient is then that of the layer's weights, in every layer that there is."""
+@pytest.mark.parametrize("kind", [LinearMatrixSpace, OutputMatrixSpace])
+def test_gradients_equal_autograd_in_the_weights(
+    name: str, kind: type[LayerMatrixSpace], make_model: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V = U = 1: a gate's gradient is then that of the layer's weights, in every layer that there is; or of
+    the last block's that write, where the passes begin with that block."""
+    monkeypatch.setattr("stride_cli.models.linear_layers.steered_blocks", lambda count: [count - 1])
     network = make_model(name)
     model, batch = CausalLM(network), a_batch()
-    layers = model.linear_layers("all")
+    layers = model.linear_layers(kind.which)
+    if not layers:
+        pytest.skip("no feed-forward part of every block can be told")
     inner = [each for each in model.blocks.modules() if is_linear(each) and not is_router(each)]
-    assert set(layers) == set(inner)
+    some = kind is OutputMatrixSpace
+    assert set(layers) == set(inner) or (some and len(layers) == 2)
     widths = [layer_widths(layer) for layer in layers]
-    space = LinearMatrixSpace.from_bases(
+    space = kind.from_bases(
         [torch.eye(read) for read, _ in widths], [torch.eye(given) for _, given in widths]
     )
-    (gradient,), losses = gate_gradients(SteeredModel(model, [space], 2), batch)
+    steered = SteeredModel(model, [space], 2)
+    assert steered.first_block == 2 * some
+    (gradient,), losses = gate_gradients(steered, batch)
     for row in range(len(batch.ids)):
         ids = batch.ids[row : row + 1]
         for layer in layers:
@@ -103,6 +114,18 @@ def test_two_layers_of_a_block_write_into_the_residual_stream(name: str, make_mo
     writers = model.linear_layers("outputs")
     assert len(writers) == 2 * model.n_layers and set(model.linear_layers("mlp")) < set(writers)
     assert set(writers[-2:]) == found or name in {"Gemma2", "Gemma3", "Gemma4", "Olmo2"}
+
+
+def test_operators_of_other_layers_are_refused(make_model: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an earlier release, which steered all blocks."""
+    ones = [torch.ones(1, 1)] * 6
+    space = OutputMatrixSpace.from_bases(ones, ones)
+    operators = Operators([space], [np.zeros((5, 6), np.float32)], 2, "closed", np.ones(1, np.uint8), step=1)
+    assert SteeredModel.of(CausalLM(make_model("Llama")), operators).first_block == 0
+    monkeypatch.setattr("stride_cli.models.linear_layers.steered_blocks", lambda count: [2])
+    with pytest.raises(IndexMismatch, match=r"act at 6 linear layers \(expected 2\)") as refused:
+        SteeredModel.of(CausalLM(make_model("Llama")), operators)
+    assert refused.value.fix == "fit them again: stride train --overwrite"
 
 
 def test_the_default_space_goes_by_training_and_size(make_model: Maker, monkeypatch: Any) -> None:
