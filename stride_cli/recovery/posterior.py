@@ -50,7 +50,8 @@ class Posterior:
         counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
         centre = float(np.average(values, weights=counts)) if counts.sum() > 0 else 0.0
         away = values - centre
-        reach = float(np.abs(away).max(initial=0.0)) or 1.0
+        furthest = float(np.abs(away).max(initial=0.0))
+        reach = furthest if furthest > 1e-100 else 1.0  # of numbers next to zero cells have no width
         middles = np.linspace(-reach, reach, _CELLS + 1)
         cells = _shared_out(away, counts, reach)
         widest = max(2.0 * _LEAST_WIDTH, 1.5 * np.sqrt(max(reach**2 - 1.0, 0.0)))

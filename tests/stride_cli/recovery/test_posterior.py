@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stride_cli.recovery.posterior import Posterior
@@ -48,6 +48,7 @@ def test_few_large_values_among_many_small_ones_are_kept() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=60), st.floats(-1e3, 1e3))
+@example([0.0, 2e-313], 0.0)
 def test_it_is_monotone_never_further_out_and_moves_with_what_is_given(
     values: list[float], shift: float
 ) -> None:
