@@ -15,7 +15,7 @@ from index_format.design import offsets_of, row_sizes
 from index_format.errors import RESTORE, IndexDamaged, IndexExists, IndexNotFound
 from index_format.layout import ARRAYS, FORMAT_VERSION, ROOT_GROUPS, SHARD_BYTES, STAGE_GROUPS, partial_path
 from index_format.location import Given, local_directory
-from index_format.manifest import MANIFEST, check_contents, chunk_name, read_manifest
+from index_format.manifest import MANIFEST, ArrayMetadata, Files, check_contents, chunk_name, read_group
 from index_format.reader import Index
 from index_format.shards import ranges
 
@@ -134,31 +134,28 @@ class IndexWriter(Build):
             raise ValueError(f"the index is not complete: {'; '.join(wrong)}")
 
     def _populate(self) -> None:
-        files, digest = read_manifest(self.path)
-        if digest != self._extends:
+        found = read_group(self.path, "")
+        if found.digest != self._extends:
             changed = f"{self.path} has changed while an append to it began"
             raise IndexDamaged(changed, fix="rerun the command")
-        index = Index.open(self.path)
-        for group in ROOT_GROUPS:
-            for name in index.names(group):
-                if not ARRAYS[name].derived:
-                    self._populate_array(name, index, files)
+        for name, array in found.arrays.items():
+            if not ARRAYS[name].derived:
+                self._populate_array(name, array, found.files)
 
-    def _populate_array(self, name: str, index: Index, files: Mapping[str, tuple[int, str]]) -> None:
+    def _populate_array(self, name: str, found: ArrayMetadata, files: Files) -> None:
         """Share all files of an array but the last; copy that one, because it will grow, and check it."""
-        shape, dtype = index.shape(name), index.array(name).dtype.name
-        n_files = len(index.shards(name)) if shape[0] else 0
+        shape, n_files = found.shape, found.n_files
         digests: dict[int, str] = {}
         for file in range(n_files):
             relative = f"{name}/{chunk_name(file, len(shape))}"
-            source, target = index.directory / relative, self._data / relative
+            source, target = self.path / relative, self._data / relative
             expected = files[relative][1]
             digests[file] = expected
             if file < n_files - 1:
                 durable.link_or_copy(source, target)
             elif durable.copy_file(source, target) != expected:
                 raise IndexDamaged(f"{source} has other content than the manifest records", fix=RESTORE)
-        array = self._writer(name, dtype, shape[1:], length=shape[0], digests=digests)
+        array = self._writer(name, found.dtype, shape[1:], length=shape[0], digests=digests)
         array.take_up()
         array.has_new_files, array.unsaved = n_files > 0, set(array.digests)
         self._arrays[name] = array

@@ -8,7 +8,6 @@ from typing import Any
 EXIT_DONE = 0
 EXIT_FOUND = 1
 EXIT_USAGE = 2
-EXIT_INDEX = 3
 
 # how torch says so where it has no class
 _NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -179,13 +179,13 @@ def engine_option() -> Any:
     return option("local", about, choices=("local", "ray"), listed=True, panel=MORE)
 
 
-def chat_option(*, setting: bool = False) -> Any:
+def chat_option() -> Any:
     """The option of how prompts are put to the model: see `stride_cli.data.queries.form_of`."""
     about = (
         "Put prompts in the chat template, or as the corpus has its prompts; default: where most of the "
         "corpus is prompts with responses."
     )
-    return option(None, about, off="--no-chat", setting=setting)
+    return option(None, about, off="--no-chat", setting=False)
 
 
 def kinds_of(hint: Any) -> tuple[type, ...]:

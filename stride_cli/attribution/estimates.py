@@ -88,6 +88,7 @@ class Estimate:
         # what is shared is taken from estimates and exact values, so that the distribution is of what is left
         shared = shared_credit(self.directions, ridge, n_chunks, projected, exact)
 
+        @lru_cache(maxsize=2)
         def left(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
             values, errors = projected(start, stop)
             return values - shared[start:stop], errors

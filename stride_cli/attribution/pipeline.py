@@ -352,7 +352,7 @@ class Pipeline:
         from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch
 
-        settings, each_query = self.settings, range(len(measurement.y))
+        settings = self.settings
         n_chunks, n_subsets = self.workspace.n_chunks, measurement.y.shape[1]
         # 1. Nothing is known of single chunks: the paper's Lasso, of many queries at once
         if not settings.looks_at_chunks and not settings.lasso.nonneg:
@@ -364,20 +364,20 @@ class Pipeline:
         # 2. What is expected of every chunk
         estimates, batches = self.estimate(queries, batches, measurement)
         exact = self.read([np.empty(0, np.int64)] * len(estimates), batches, measurement)
-        chosen = [np.arange(n_chunks) for _ in each_query]
+
+        def recovered() -> Iterator[Solution]:
+            for query, estimate in enumerate(estimates):
+                yield recover(measurement.of_query(query), estimate, exact[query], settings)
+
         # 3. Exact gradients of the likeliest, by what all this says together, in one pass for all queries
+        chosen = [np.arange(n_chunks)] * len(estimates)
         if 0 < settings.reads < n_chunks:
-            for query in each_query:
-                found = recover(measurement.of_query(query), estimates[query], exact[query], settings)
-                chosen[query] = likeliest(self.columns, found, settings.reads)
+            chosen = [likeliest(self.columns, found, settings.reads) for found in recovered()]
         reached("recover")
         if settings.reads:
             exact = self.read(chosen, batches, measurement)
         # 4. What the three say together, query by query
-        solutions = [
-            recover(measurement.of_query(query), estimates[query], exact[query], settings)
-            for query in each_query
-        ]
+        solutions = list(recovered())
         if not all(np.isfinite(each.values).all() for each in solutions):
             raise NumericalError(
                 "the influence of a chunk that was read is not finite",

@@ -453,7 +453,7 @@ class Session:
 
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
-        settings, default, verdict = pipeline.settings, self.pipeline(), asked.verdict
+        settings, verdict = pipeline.settings, asked.verdict
         supporters, opposers = asked.hits
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
@@ -464,7 +464,8 @@ class Session:
             passages = self._passages(query, shown, carried, asked.batch)
         line, scale = None, None
         if self.calibration is not None and not query.parts:
-            like = settings.like(default.settings) and bool(settings.reads) == bool(default.settings.reads)
+            default = self.pipeline().settings
+            like = settings.like(default) and bool(settings.reads) == bool(default.reads)
             if verdict is not None and verdict.line is not None and like:
                 line = verdict.line * solution.total
             # nats hold for influences that are found as they were when these were measured
@@ -531,9 +532,11 @@ class Session:
                     tokens[place] = at
             judged.append(replace(each, hits=hits, verdict=verdict))
         found: list[_Asked | StrideError] = [*judged]
+        if not tokens:
+            return found
         reads = min(pipeline.settings.reads, _READ_OF_A_TOKEN)  # only who is first on either side counts
         few = self.pipeline(replace(options, read=reads)) if pipeline.settings.estimated else pipeline
-        measured = self._measured_queries(few, list(tokens.values())) if tokens else []
+        measured = self._measured_queries(few, list(tokens.values()))
         for place, token in zip(tokens, _of_good(measured, partial(self._found, few)), strict=True):
             if isinstance(token, StrideError):
                 found[place] = token

@@ -51,7 +51,7 @@ def pair_scores(
     rows, held = _occurrences(chunks, known, vocab_size)
     total = held.sum(axis=0)
     rarity = np.divide(1.0, total + smoothing, out=np.zeros(len(known)), where=total > 0)
-    return PairScores(rows, held, wanted.multiply(rarity).tocsr(), chunks.n_chunks)
+    return PairScores(rows, held.T.tocsr(), wanted.multiply(rarity).tocsr(), chunks.n_chunks)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PairScores:
     Attributes
     ----------
     chunks : (m,) int64                  that share a pair with any query, ascending
-    held : (m, G) sparse float64         how often each has each pair
+    held : (G, m) sparse float64         how often each pair is in each
     weights : (Q, G) sparse float64      of pairs, for each query
     n_chunks : n
     """
@@ -73,7 +73,7 @@ class PairScores:
 
     def of(self, query: int) -> QueryPairs:
         """The scores of one query."""
-        found = (self.weights[[query]] @ self.held.T).tocoo()
+        found = (self.weights[[query]] @ self.held).tocoo()
         place, values = found.coords[1], found.data
         order = np.argsort(place)
         # float32, as scores are elsewhere

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from index_format.design import offsets_of
 from index_format.errors import IndexDamaged
 from index_format.shards import ranges
 
@@ -182,8 +183,7 @@ class ChunkReader:
 
     @cached_property
     def before(self) -> Any:
-        """Residuals of tokens before training (`residual_codes`), of the first chunks at least; None where
-        the index has none. A fit sets its own."""
+        """Residuals of tokens before training, packed, of the first chunks at least, or None. Fits set it."""
         if not self._index.has(BEFORE):
             return None
         found = self._index.array(BEFORE)
@@ -221,15 +221,15 @@ class ChunkReader:
     def scored_tokens(self) -> int:
         """Number of scored tokens of the corpus."""
         if self._scored is None:
-            if self.loss_mask is not None:
-                counts = [int(self.chunk(row)[1].sum()) for row in range(self.n_chunks)]
-            else:
-                counts = []
-                for start, stop in ranges(self.n_chunks):
-                    lengths = np.diff(self.offsets[start : stop + 1])
-                    first = np.maximum(1, self.loss_start[start:stop])
-                    counts.append(int(np.maximum(0, lengths - first).sum()))
-            self._scored = sum(counts)
+            scored = 0
+            for start, stop in ranges(self.n_chunks, width=int(self.mean_length) + 1):
+                ends = np.asarray(self.offsets[start : stop + 1])
+                first = np.minimum(ends[:-1] + np.maximum(1, self.loss_start[start:stop]), ends[1:])
+                if self.loss_mask is not None:  # places among the tokens that the mask lets through
+                    kept = offsets_of(self.loss_mask[ends[0] : ends[-1]])
+                    first, ends = kept[first - ends[0]], kept[ends - ends[0]]
+                scored += int((ends[1:] - first).sum())
+            self._scored = scored
         return self._scored
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -111,8 +111,8 @@ def register(
     return _queries(model, numbers, np.asarray(labels), names or [f"input {n}" for n in numbers])
 
 
-def queries_of_rows(model: ClassifierModel, rows: Sequence[int] | np.ndarray, labels: Any = None) -> QuerySet:
-    """Rows of the index's file as queries, with their own labels unless others are given.
+def queries_of_rows(model: ClassifierModel, rows: Sequence[int] | np.ndarray) -> QuerySet:
+    """Rows of the index's file as queries, with their own labels.
 
     Raises
     ------
@@ -125,8 +125,8 @@ def queries_of_rows(model: ClassifierModel, rows: Sequence[int] | np.ndarray, la
             f"{len(model.table.data):,}, numbered from 0)",
             fix="give the number or id of a row",
         )
-    labels = model.row_labels[rows] if labels is None else np.asarray(labels)
-    return _queries(model, model.table.of_rows(rows), labels, [model.row_ids[row] for row in rows.tolist()])
+    names = [model.row_ids[row] for row in rows.tolist()]
+    return _queries(model, model.table.of_rows(rows), model.row_labels[rows], names)
 
 
 def read_examples(model: ClassifierModel, source: str | Path) -> QuerySet:

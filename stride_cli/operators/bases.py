@@ -109,7 +109,7 @@ def _observe(
         prediction += drawn.prediction  # Σ_t p(· | x_<t)
         # position t is used when it predicts a scored token t + 1
         used = torch.nn.functional.pad(batch.weights[:, 1:] > 0, (0, 1)).to(model.device)
-        seen = Observation(batch, drawn, used, batch.scored.to(model.device))
+        seen = Observation(drawn, used, batch.scored.to(model.device))
         for cls, own in zip(classes, moments, strict=True):
             cls.observe(seen, own, options)
     return moments, prediction.cpu()

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.corpus_pass import PassWorkers
 
-CURVATURES = ("kronecker", "exact")
-
 
 @dataclass(frozen=True)
 class ClosedSettings:

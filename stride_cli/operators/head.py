@@ -33,13 +33,11 @@ class Labelled:
 
     Attributes
     ----------
-    labels : (b, s) int64
     error : (b, s, V) float32     −∂(Σ ω loss)/∂logits = ω (onehot − p); lent until the context ends
     doubt : (b, s) float64        1 − p of the label; 0 where ω = 0
     surprise : (b, s) float64     −log p of the label; 0 where ω = 0
     """
 
-    labels: Tensor
     error: Tensor
     doubt: Tensor
     surprise: Tensor
@@ -93,7 +91,7 @@ class HeadBlock:
         share = doubt.double() / torch.where(self.weight > 0, self.weight, 1).double()
         exact = torch.where(share < 0.5, -torch.log1p(-share.clamp_max(0.5)), -log_p)
         try:
-            yield Labelled(labels, error, share, exact)
+            yield Labelled(error, share, exact)
         finally:
             error.scatter_(-1, where, own)
 

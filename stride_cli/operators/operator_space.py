@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.batches import ChunkReader
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.second_moments import Moments
 
@@ -84,14 +84,12 @@ class Observation:
 
     Attributes
     ----------
-    batch : Batch             B chunks
     drawn : Signals           activations; gradients of the loss of labels drawn from the model
     used : (B, T) bool        whether position t makes a prediction that is scored: whether token t + 1 counts
     scored : (B,) float32     scored tokens of each chunk; times a gradient of the chunk's mean loss: that of
                               the sum over its tokens, so that every token weighs the same
     """
 
-    batch: Batch
     drawn: Signals
     used: torch.Tensor
     scored: torch.Tensor

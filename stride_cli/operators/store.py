@@ -62,7 +62,7 @@ class Operators:
     ----------
     spaces : list of OperatorSpace
     gates : list of (K, p) float32 or PackedGates      one per space; nats per unit response (see
-                                                        `measurement`)
+                                                        `linear_response`)
     layer : int                         residual spaces act after this many blocks
     fit : "closed" or "sgd"
     seen : (n,) uint8                   1 where the fit has seen the chunk

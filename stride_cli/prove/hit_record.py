@@ -62,7 +62,7 @@ def verify_hit(
             if len(prompts) == 1
             else session.query_pooled(prompts, options)
         )
-        query, workspace = answer.query, Workspace.open(session.index, session.model)
+        query, workspace = answer.query, session.workspace
         chosen, influences = _top_documents(answer, options.top)
         unit = answer.unit
     else:

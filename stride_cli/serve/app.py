@@ -125,8 +125,8 @@ class Service:
         check = HitOptions(
             **{name: option_value(declared[name], rest[name]) for name in CHECKS if name in rest}
         )
-        for name in documents or ():
-            await self._run(partial(index.number, name))
+        if documents:
+            await self._run(partial(index.numbers, documents))
         if "instead" in prompt:
             raise UsageError(
                 "a comparison is not put to the test: models are trained again for the loss of a response",

@@ -108,14 +108,15 @@ class ServedIndex:
             self.keep(prompt, options, found)
         return found
 
-    def number(self, document: str) -> int:
-        """Find the number of a document by its id; a `Refusal` where there is none."""
+    def numbers(self, documents: Sequence[str]) -> list[int]:
+        """Find the numbers of documents by their ids, each given once; a `Refusal` where there is none."""
         from stride_cli.prove.verify_hit import find_documents
 
         try:
-            return int(find_documents(self.session().index, [document])[0])
+            return [int(number) for number in find_documents(self.session().index, documents)]
         except UsageError as error:
-            raise Refusal(404, error.message, fix=error.fix) from None
+            status = 400 if len(set(documents)) < len(documents) else 404
+            raise Refusal(status, error.message, fix=error.fix) from None
 
     def record(self) -> ServedIndexRecord:
         session = self.session()

@@ -102,7 +102,7 @@ def document_record(
     document : its id
     prompt, options : of the answer
     """
-    session, number = index.session(), index.number(document)
+    session, (number,) = index.session(), index.numbers([document])
     decode = session.model.tokenizer.decode
     chunks = list(session.index.document_chunks(number))
     texts = [str(decode(session.index.chunk_tokens(each), skip_special_tokens=True)) for each in chunks]

@@ -54,7 +54,7 @@ def train_classifier(
 
     Parameters
     ----------
-    source : .npz, .csv, .tsv or .parquet; see `data.read_examples`
+    source : .npz, .csv, .tsv or .parquet; see `read_examples`
     out : directory
     columns : Columns, optional
     overwrite : replace a classifier at `out`

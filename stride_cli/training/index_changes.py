@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,11 +103,12 @@ def untrained_documents(index: Index, model: str | Path | None) -> frozenset[int
     sources = [str(Path(model) / each if (Path(model) / each).exists() else each)
                for each in recipe.corpus.get("sources", [])]  # fmt: skip
     known = config.get("reading") or {}
-    reading = ReadOptions(**{**known, "fields": Fields(**known.get("fields", {})), "on_bad": "skip"})
+    fields = Fields(**known.get("fields", {}))
+    reading = ReadOptions(**{**known, "fields": fields, "on_bad": "skip", "number_ids": True})
     try:
         if index.n_documents > _MOST_COMPARED or not index.has("corpus/text_bytes"):
             return frozenset()
-        texts = {each.plain_text for each in read_documents(sources, replace(reading, number_ids=True))}
+        texts = {each.plain_text for each in read_documents(sources, reading)}
     except CorpusError:
         return frozenset()
     lacking = (n for n in range(index.n_documents) if index.document_text(n) not in texts)

@@ -140,7 +140,7 @@ def fit_index(
     build_key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     workers = _workers(run, index, model)
     models = [model]
-    del model  # `fit_with_checkpoints` frees it before the next one is loaded
+    del model  # `fit_models` frees it before the next one is loaded
     loaded = time.perf_counter() - started
     # 4. Fit, and publish in one step
     with GroupWriter(index_path, "operators", build_key, overwrite=overwrite) as writer:

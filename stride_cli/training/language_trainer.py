@@ -17,6 +17,7 @@ from torch import Tensor
 
 from index_format.durable import make_directory, replace_file
 from stride_cli.corpus.chunking import Chunk
+from stride_cli.data.batches import token_losses
 from stride_cli.errors import ModelError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import FILE_NAME, RECORDED, Recipe, read_recipe
@@ -262,15 +263,9 @@ def query_losses(model: AttributableModel, queries: QuerySet) -> np.ndarray:
     """
     losses = np.zeros(len(queries))
     for batch in map(queries.batch, queries.groups(model, _TOKENS)):
-        ids = batch.ids.to(model.device)
-        hidden = model.hidden(ids, model.n_layers)
-        final = model.continue_from(hidden, model.n_layers)
-        rows, columns = torch.nonzero(batch.weights[:, 1:], as_tuple=True)
-        logits = model.logits(final[rows, columns]).float()  # (N, V)
-        each = torch.nn.functional.cross_entropy(logits, ids[rows, columns + 1], reduction="none")
-        values = each.double().cpu().numpy()
-        sums = np.bincount(rows.numpy(), values, minlength=len(ids))
-        losses[batch.rows] = sums / np.bincount(rows.numpy(), minlength=len(ids))
+        rows, _, each = (found.cpu().numpy() for found in token_losses(model, batch))
+        count = len(batch.ids)
+        losses[batch.rows] = np.bincount(rows, each, count) / np.bincount(rows, minlength=count)
     return losses
 
 

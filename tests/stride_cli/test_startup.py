@@ -40,9 +40,9 @@ def test_kernels_are_kept_in_the_users_cache_directory(
         assert part in found.name
     before = numba.config.CACHE_DIR
     kernel = startup.compiled(_twice)
-    assert (
-        kernel(21) == 42 and before == numba.config.CACHE_DIR
-    )  # other people's kernels stay where they were
+    # other people's kernels stay where they were
+    assert kernel(21) == 42
+    assert before == numba.config.CACHE_DIR
     assert list(found.rglob("*.nbi")) and kernel.stats.cache_path.startswith(str(found))
     assert not list(Path(__file__).parent.glob("__pycache__/*_twice*"))
 

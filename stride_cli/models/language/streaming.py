@@ -34,9 +34,6 @@ _ROOM = 0.8  # the share of free memory that weights may take: what computes wit
 _PRECISIONS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-# Whether to
-
-
 def is_streamed(source: Source, dtype: torch.dtype, device: torch.device, wanted: bool | None) -> bool:
     """Decide if a checkpoint's weights are streamed from disk; says so on stderr where nobody asked.
 

@@ -21,7 +21,6 @@ from torch.func import functional_call, grad, vmap
 
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe
 from stride_cli.models.classifier.networks import MLP, Logistic, build_network
-from stride_cli.output import Ticker
 from stride_cli.training.classifier_loop import BETAS, EPSILON, diverged, members_of
 
 _STACK_BYTES = 1 << 30
@@ -74,7 +73,6 @@ def train_stacked(
     seeds: Sequence[int],
     *,
     n_classes: int,
-    ticker: Ticker | None = None,
 ) -> Stack:
     """Train G networks at once, each from its own seed on its own rows.
 
@@ -89,7 +87,6 @@ def train_stacked(
     members : G arrays (m_g,) int64
     seeds : G numbers               of initial weights and order
     n_classes : int
-    ticker : Ticker, optional       told of each network's steps
 
     Returns
     -------
@@ -133,8 +130,6 @@ def train_stacked(
         index = torch.from_numpy(batch).to(inputs.device)
         rates = torch.tensor([recipe.rate(step, int(count)) for count in counts]).to(inputs)
         steps.step(inputs[index], labels[index], torch.from_numpy(weight).to(inputs), rates)
-        if ticker is not None:
-            ticker.advance(int((step < n_steps).sum()))
     for name, values in parameters.items():
         if not bool(torch.isfinite(values).all()):
             raise diverged(math.nan, recipe.epochs - 1, name)

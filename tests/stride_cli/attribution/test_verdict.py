@@ -49,9 +49,8 @@ def test_fewer_may_be_as_sure_where_null_prompts_documents_have_their_words() ->
     both = np.concatenate([losses, np.full(39, 1.055)])
     few = nulls(both, np.ones(138), np.arange(138) >= 136, near=39)
     assert few.judge(np.array([0.5]), 0.5, True).word == "clear"
-    assert (
-        few.judge(np.array([1.065]), 0.5, True).word == "weak"
-    )  # as sure as no unrelated one, yet no clearer
+    # as sure as no unrelated one, yet no clearer
+    assert few.judge(np.array([1.065]), 0.5, True).word == "weak"
     assert few.judge(np.array([1.065]), 0.5, True).near == 39
 
 

@@ -93,9 +93,8 @@ def test_leaked_items_are_found_and_the_others_not(session, kind: str) -> None:
         assert verdicts[:6] == [LEAKED] * 6 and verdicts[6] != NOTHING
     assert verdicts[7:] == [NOTHING] * 53
     for number, finding in enumerate(found[:6]):
-        assert (
-            finding.presence["document"].startswith(f"leak/{number}/") and finding.presence["found"] == "item"
-        )
+        assert finding.presence["document"].startswith(f"leak/{number}/")
+        assert finding.presence["found"] == "item"
         assert finding.presence["share"] == pytest.approx(1) and finding.presence["differences"] == []
         assert finding.presence["documents"] == 8 and problem(number)[10:60] in finding.presence["passage"]
         assert finding.effect["strongest_document"].startswith(f"leak/{number}/")

@@ -282,9 +282,9 @@ def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> No
         *(f"{n}-grams:{f}" for n in (8, 13) for f in ("0", "0.02")),
     }
     assert sum(row["items"] for row in rows if row["model"] == "tuned") == 59
-    assert (
-        "leaked and learnt" in done.stderr and script(*line, **small).stdout == done.stdout
-    )  # found finished
+    # found finished
+    assert "leaked and learnt" in done.stderr
+    assert script(*line, **small).stdout == done.stdout
 
 
 def test_the_suite_of_leaks_in_other_words(script: Runs, documents: list[dict], tmp_path: Path) -> None:

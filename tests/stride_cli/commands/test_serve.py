@@ -151,7 +151,7 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     options = QueryOptions(read=session.index.n_chunks, shrink=False, redundancy=0.0)
     (dense,) = solutions_dense([session.query(PROMPT, options).solution])
     for document, influence in zip(found["documents"], found["whole"], strict=True):
-        chunks = session.index.document_chunks(server.service.shelf.find(None).number(document))
+        chunks = session.index.document_chunks(*server.service.shelf.find(None).numbers([document]))
         if len(chunks) == 1:
             assert influence == pytest.approx(dense[chunks[0]], abs=1e-4 * scale)
 

@@ -117,9 +117,8 @@ def test_linear_response_equals_exact_central_differences(
 ) -> None:
     model = make(name, shape)
     chunks = reader(model)
-    columns = (
-        np.random.default_rng(0).permuted(np.tile(np.arange(8), (N, 1)), axis=1)[:, :3].astype(np.uint16)
-    )
+    drawn = np.random.default_rng(0).permuted(np.tile(np.arange(8), (N, 1)), axis=1)
+    columns = drawn[:, :3].astype(np.uint16)
     settings = ClosedSettings(spaces=spaces, layer=min(1, model.n_layers), ranks=dict.fromkeys(spaces, 8))
     operators = fit_closed(model, chunks, columns, 8, settings)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)

@@ -125,9 +125,8 @@ def test_damping_solves_the_damped_system() -> None:
 def test_linear_and_exact_responses_agree(curvature: str) -> None:
     """Kronecker is what a classifier gets whose head is too large for an exact Fisher matrix."""
     model = make("mlp", (5,))
-    columns = (
-        np.random.default_rng(0).permuted(np.tile(np.arange(8), (N, 1)), axis=1)[:, :3].astype(np.uint16)
-    )
+    drawn = np.random.default_rng(0).permuted(np.tile(np.arange(8), (N, 1)), axis=1)
+    columns = drawn[:, :3].astype(np.uint16)
     chosen = replace(SETTINGS, curvature=curvature)
     operators = fit_closed(model, reader(model), columns, 8, chosen)  # type: ignore[arg-type]
     operators.step = 1e-3 / max(float(np.abs(gates).max()) for gates in operators.gates)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.research.tuning.responses import WithheldChunks, random_halves, withheld_queries
 from stride_cli.schema import json_schema
+from tests.tiny_chunks import MemoryIndex
 
 
 @pytest.fixture
@@ -37,6 +40,13 @@ def test_withheld_chunks_leave_no_trace_in_operators(index: Path) -> None:
     assert (random_halves(task, rows, 3) == masks[:3]).all()
     with pytest.raises(UsageError, match=r"--held-out is 51, and the index has 200 .* 1 to 50"):
         withheld_queries(task, 51)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_scored_tokens_are_those_of_all_chunks(masked: bool) -> None:
+    found: Any = MemoryIndex(40, masked=masked)
+    for chunks in (ChunkReader(found), WithheldChunks(found, np.array([3, 20]))):
+        assert chunks.scored_tokens() == sum(chunks.chunk(row)[1].sum() for row in range(40))
 
 
 @pytest.mark.slow
