@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -32,13 +33,14 @@ def settle_streams() -> None:
     sys.stdin = sys.stdin or _nothing(0, "r")
     sys.stdout = sys.stdout or _nothing(1, "w")
     sys.stderr = sys.stderr or _nothing(2, "w")
+    if isinstance(raw := getattr(sys.stdout, "buffer", None), io.RawIOBase):  # where short writes go unseen
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if stdout_closed:
-        raise UsageError(
-            "stdout is closed (expected a place for results)", fix="redirect it: > FILE, or > /dev/null"
-        )
+        found = "stdout is closed (expected a place for results)"
+        raise UsageError(found, fix="redirect it: > FILE, or > /dev/null")
 
 
 def _nothing(number: int, mode: str) -> Any:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stride_cli.recovery.ranking import Hit
 
 TOGETHER = 128  # prompts of a file whose chunks are read in one pass, at most
-_READ_OF_A_TOKEN = 20  # chunks, where the model is torn between two tokens
+_READ_OF_A_TOKEN, _JUDGED_BY = 20, 10  # chunks, where the model is torn; documents on either side
 _Item = TypeVar("_Item")
 _Outcome = TypeVar("_Outcome")
 OF_A_PROMPT = (QueryError, NumericalError)  # errors that say nothing of the prompts beside it
@@ -454,7 +454,7 @@ class Session:
         query, measured, solution, start = asked.query, asked.measurement, asked.solution, time.perf_counter()
         assert solution is not None
         settings, verdict = pipeline.settings, asked.verdict
-        supporters, opposers = asked.hits
+        supporters, opposers = asked.hits[0][: options.top], asked.hits[1][: options.bottom]
         shown = [*supporters, *opposers]
         labels = row_labels(self.workspace, [hit.chunk for hit in shown])
         passages = {chunk: f"label {label}" for chunk, label in labels.items()}
@@ -501,7 +501,7 @@ class Session:
             shrinkage=settings.shrinkage,
             verdict=verdict,
             line=line,
-            missing=self._missing(query, supporters, line),
+            missing=self._missing(query, asked.hits[0], line),
             pieces=() if labels else word_weights(self.model.tokenizer, query),
             scale=scale,
             large=frozenset(each for each in numbers if len(self.index.document_chunks(each)) > most),
@@ -520,14 +520,15 @@ class Session:
         tokens: dict[int, Query] = {}
         for place, each in enumerate(asked):
             query, solution, verdict = each.query, cast("Solution", each.solution), None
-            hits = self._ranked(pipeline, solution, top=options.top, bottom=options.bottom)
+            top, bottom = (max(count, _JUDGED_BY) for count in (options.top, options.bottom))
+            hits = self._ranked(pipeline, solution, top=top, bottom=bottom)
             # null prompts were asked one by one, and not compared
             if self.calibration is not None and not query.parts:
                 assert query.losses is not None
                 documents, share = strongest(solution, self.chunk_document)
                 held = self.words.held_by(documents, query.prompt)
                 verdict = self.calibration.judge(query.losses, share, held)
-                others = [hit.document for hit in [*hits[0], *hits[1]][1:]]
+                others = [hit.document for side in hits for hit in side[:_JUDGED_BY]][1:]
                 if verdict is not None and held and (at := torn(self.words, query, others)):
                     tokens[place] = at
             judged.append(replace(each, hits=hits, verdict=verdict))
@@ -555,8 +556,8 @@ class Session:
         columns, documents, seen = self.designs.columns, self.chunk_document, self.operators.seen
         both = rank_documents(solution, columns, documents, top=top, bottom=bottom, seen=seen)
         estimated = pipeline.settings.estimated
-        supporters, opposers = (told_apart(hits, solution.exact, estimated=estimated) for hits in both)
-        return supporters, opposers
+        first, last = (told_apart(hits, solution.exact, estimated=estimated) for hits in both)
+        return first, last
 
     def _against(self, pipeline: Pipeline | Several, token: _Asked) -> Hit | None:
         """Find the document that says another thing at the token that the model is torn at."""
@@ -579,12 +580,7 @@ class Session:
 
     def with_passages(self, answer: Answer) -> Answer:
         """Return an answer of this session with the passages that carry the influence of its hits, as it has
-        them where `QueryOptions.passages` are "carrying"; itself where it has them already.
-
-        Raises
-        ------
-        NumericalError
-        """
+        them where `QueryOptions.passages` are "carrying"; itself where it has them. Raises NumericalError."""
         if answer.carried:
             return answer
         shown = [*answer.supporters, *answer.opposers]

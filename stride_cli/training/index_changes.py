@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,9 @@ def untrained_documents(index: Index, model: str | Path | None) -> frozenset[int
     try:
         if index.n_documents > _MOST_COMPARED or not index.has("corpus/text_bytes"):
             return frozenset()
-        texts = {each.plain_text for each in read_documents(sources, reading)}
+        # documents that were added to the file since were not there
+        before = islice(read_documents(sources, reading), recipe.corpus.get("documents"))
+        texts = {each.plain_text for each in before}
     except CorpusError:
         return frozenset()
     lacking = (n for n in range(index.n_documents) if index.document_text(n) not in texts)

@@ -117,6 +117,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     [
         (f"{STRIDE} schema >&-", 2, "error: stdout is closed"),
         (f"{STRIDE} schema > /dev/full", 2, "error: the system refused: No space left"),
+        (f"ulimit -f 1; PYTHONUNBUFFERED=1 {STRIDE} schema stride.answer/1 > $(mktemp)", 2, "File too large"),
         (f"{STRIDE} --help | true", 0, ""),
         (f"{STRIDE} schema <&- 2>&- | wc -l", 0, ""),
         (f"{STRIDE} report --answers - --out r.html <&-", 2, "stdin holds no answer"),

@@ -153,11 +153,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, commits: int) -> None:
 
 @pytest.mark.parametrize("commits", [0, 1, 3, 6, 8])  # the eighth is the last, the design follows
 def test_a_resumed_build_is_the_uninterrupted_one(
-    commits: int,
-    tmp_path: Path,
-    tokenizer: Any,
-    write_jsonl: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
+    commits: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: Any
 ) -> None:
     source = write_jsonl(some_records(28))
     build = lambda out: small_index(  # noqa: E731
@@ -241,11 +237,7 @@ def test_append_is_one_build_of_both(
 
 @pytest.mark.parametrize("commits", [0, 1, 4])
 def test_a_resumed_append_is_the_uninterrupted_one(
-    commits: int,
-    tmp_path: Path,
-    tokenizer: Any,
-    write_jsonl: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
+    commits: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: Any
 ) -> None:
     old = write_jsonl(some_records(17), "1.jsonl")
     new = write_jsonl(some_records(14, seed=1), "2.jsonl")
@@ -341,6 +333,7 @@ def test_an_index_knows_what_its_model_was_not_trained_on(
     other = write_jsonl([*records[:3], *records[5:]], "other.jsonl")
     assert of(sources=[other], fingerprint="0" * 64) == {3, 4}
     assert of(sources=["gone.jsonl"], fingerprint="0" * 64) == frozenset()
+    assert of(sources=[source], documents=7, fingerprint="0" * 64) == {7, 8, 9, 10, 11}  # it has grown since
 
 
 def test_a_corpus_that_differs_is_told_by_its_documents(
