@@ -34,10 +34,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
-from multiprocessing import connection
+from multiprocessing import connection, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -370,9 +369,6 @@ def _begin(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     if keeps_memory:
         keep_freed_memory()
-    with contextlib.suppress(ImportError):
-        # its own lock is a semaphore, which a worker that is ended leaves behind
-        import_module("tqdm").tqdm.set_lock(threading.RLock())
     _work = work
 
 
@@ -380,6 +376,8 @@ def _leave_with(watched: connection.Connection) -> None:
     """End this process when the other end of a pipe is closed, by the parent or by its death."""
     with contextlib.suppress(EOFError, OSError):
         watched.recv_bytes()
+    with contextlib.suppress(Exception):  # locks of numba and tqdm are semaphores, which would be left behind
+        util._run_finalizers(0)  # type: ignore[attr-defined]
     os._exit(1)
 
 

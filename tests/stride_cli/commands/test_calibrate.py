@@ -42,8 +42,7 @@ def test_training_has_asked_and_every_answer_says_what_it_is_worth(run, workspac
     assert 0 <= few <= 0.1
     sure = judged["surer"] <= few
     assert record["verdict"] == "contested" or (record["verdict"] == "clear") == (sure and judged["held"])
-    # however many documents are shown
-    other = verdicts(run, workspace / "run.stride", "--top 0 --bottom 3")
+    other = verdicts(run, workspace / "run.stride", "--top 0 --bottom 3")  # however many are shown
     assert (other["verdict"], other["missing"]) == (record["verdict"], record["missing"]) and not other[
         "hits"
     ]
