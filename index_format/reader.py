@@ -157,13 +157,12 @@ class Index:
         """
         find_spec(name)
         metadata = self._metadata(name)
-        files = self._group(name.partition("/")[0]).files
+        files = self._group(group := name.partition("/")[0]).files
 
         def check(chunk: str, opened: os.stat_result, content: memoryview) -> None:
             if not is_sound(opened, content, files[chunk][1]):
-                raise IndexDamaged(
-                    f"{self._directory / chunk} has other content than the manifest records", fix=RESTORE
-                )
+                other = f"{self._directory / chunk} has other content than the manifest records"
+                raise IndexDamaged(other, fix=self._remedy(group))
 
         return map_array(self._directory, name, metadata, check)
 
@@ -291,12 +290,15 @@ class Index:
             except IndexDamaged as error:
                 if self.path != self._directory:
                     raise
-                # a calibration is replaced without
-                anew = " --overwrite" if group in ("operators", "truth") else ""
-                raise IndexDamaged(
-                    error.message, fix=f"{self._stage_fix(group, anew)} makes it again"
-                ) from None
+                raise IndexDamaged(error.message, fix=self._remedy(group)) from None
         return self._stages[group]
+
+    def _remedy(self, group: str) -> str:
+        """Return what makes a damaged group whole: its stage, or a copy."""
+        if group not in STAGE_GROUPS or self.path != self._directory:
+            return RESTORE
+        anew = " --overwrite" if group in ("operators", "truth") else ""  # a calibration is replaced without
+        return f"{self._stage_fix(group, anew)} makes it again"
 
     def _stage_fix(self, group: str, how: str = "") -> str:
         """Return the command that makes a stage's group."""

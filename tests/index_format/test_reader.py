@@ -127,12 +127,14 @@ def test_metadata_that_contradicts_the_layout_is_refused(tmp_path, sample, name,
         Index.open(tmp_path / "run")
 
 
-def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample):
-    (index_path / "operators/manifest.json").write_text("{}")
+@pytest.mark.parametrize("file", ["manifest.json", "gates/c/0/0"])
+def test_a_damaged_stage_does_not_hinder_its_repair(index_path, sample, file):
+    path = index_path / "operators" / file
+    path.write_bytes(path.read_bytes()[:-3] + b"xyz")
     index = Index.open(index_path)
     assert len(index.array("corpus/tokens"))
     with pytest.raises(IndexDamaged) as caught:
-        index.array("operators/gates")
+        np.asarray(index.array("operators/gates"))
     assert f"stride train --index {index_path} --overwrite" in caught.value.fix
     sample.add_operators(index_path)
     assert Index.open(index_path).group_attributes("operators")["layer"] == 2

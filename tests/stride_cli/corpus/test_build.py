@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +156,12 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, commits: int) -> None:
 def test_a_resumed_build_is_the_uninterrupted_one(
     commits: int, tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str], monkeypatch: Any
 ) -> None:
-    source = write_jsonl(some_records(28))
-    build = lambda out: small_index(  # noqa: E731
-        [source], tokenizer, tmp_path / out, commit_seconds=0
-    )
-    whole = contents(build("whole").path)
+    build = partial(small_index, [write_jsonl(some_records(28))], tokenizer, commit_seconds=0)
+    whole = contents(build(tmp_path / "whole").path)
     with monkeypatch.context() as patch:
         kill_after(patch, commits)
         with pytest.raises(Killed):
-            build("killed")
+            build(tmp_path / "killed")
     assert not (tmp_path / "killed").exists()
     assert (tmp_path / "killed.partial").exists() == (commits > 0)
     tokenised: list[str] = []
@@ -174,7 +172,7 @@ def test_a_resumed_build_is_the_uninterrupted_one(
         return encode(self, documents)
 
     monkeypatch.setattr(DocumentTokenizer, "encode_batch", counting_encode)
-    assert contents(build("killed").path) == whole
+    assert contents(build(tmp_path / "killed").path) == whole
     # what was committed is not tokenised again
     assert len(tokenised) == 28 - 4 * min(commits, 7)
     assert not (tmp_path / "killed.partial").exists()
