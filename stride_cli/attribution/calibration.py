@@ -87,6 +87,7 @@ def estimate_train(
     from stride_cli.attribution.pipeline import queries_together
     from stride_cli.data.batches import ChunkReader
     from stride_cli.data.workspace import Workspace
+    from stride_cli.operators.device_memory import resident_bytes
     from stride_cli.training.dry_run import SUBSETS, estimate_fit
 
     found, held = estimate_fit(index, model, options), index.n_subsets
@@ -100,8 +101,9 @@ def estimate_train(
         tokens += index.n_tokens if default_reads(workspace) else 0
         found["seconds"]["calibration"] = asking + tokens * found["seconds"]["corpus"] / index.n_tokens
         held = max(held, min(nulls, queries_together(index.n_chunks, found["gate_size"], model.device)))
-    if found["memory"]:  # beside the timed chunks: sums of all subsets, or gradients of null prompts
-        found["memory"] += max(0, held - SUBSETS) * 4 * found["gate_size"]
+    if found["memory"]:  # beside what is held still: sums of all subsets, or gradients of null prompts
+        own = (resident_bytes() or 0) + max(0, held - SUBSETS) * 4 * found["gate_size"]
+        found["memory"] = max(found["memory"], own)
     return found
 
 

@@ -61,13 +61,14 @@ def estimate_fit(
     counts = np.searchsorted(offsets, [_TOKENS // 2, _TOKENS], side="right") - 1
     few = [FirstChunks(index, max(1, int(count))) for count in counts]
     tokens = [int(each.offsets[-1]) for each in few]
-    # 2. Bases of the operator spaces, then the pass over the corpus, of either. All subsets are drawn from a
-    # few, whose sums take no time to allocate
-    bases, passes = [], []
+    # 2. Of either: the model before training, which is in memory before bases are; these; the pass over the
+    # corpus. All subsets are drawn from a few, whose sums take no time to allocate
+    before, bases, passes = [], [], []
     for each in few:
-        begun = clock()  # first, as in a fit: two models are never in memory beside bases
+        begun = clock()
         load_initial_residuals(model, each, settings, base=options.base)
-        before = clock() - begun
+        before.append(clock() - begun)
+    for each, passed in zip(few, before, strict=True):
         begun = clock()
         steered = fit_spaces(model, each, settings)
         bases.append(clock() - begun)
@@ -76,7 +77,7 @@ def estimate_fit(
         projector = Projector(steered.gate_size, size, each.n_chunks, settings.seed) if size else None
         begun = clock()
         accumulate(steered, each, each.plan(settings.batch_tokens), columns, SUBSETS, projector)
-        passes.append(before + clock() - begun)
+        passes.append(passed + clock() - begun)
     # 3. Either takes some time to start, and then time in proportion to its tokens
     sampled = min(index.n_tokens, SAMPLE_TOKENS)
     bases_of_all, corpus = _extended(bases, tokens, sampled), _extended(passes, tokens, index.n_tokens)

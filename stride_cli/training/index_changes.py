@@ -109,9 +109,8 @@ def untrained_documents(index: Index, model: str | Path | None) -> frozenset[int
     try:
         if index.n_documents > _MOST_COMPARED or not index.has("corpus/text_bytes"):
             return frozenset()
-        # documents that were added to the file since were not there
-        before = islice(read_documents(sources, reading), recipe.corpus.get("documents"))
-        texts = {each.plain_text for each in before}
+        count = recipe.corpus.get("documents")  # what was added to the file since is none of them
+        texts = {each.plain_text for each in islice(read_documents(sources, reading), count)}
     except CorpusError:
         return frozenset()
     lacking = (n for n in range(index.n_documents) if index.document_text(n) not in texts)
