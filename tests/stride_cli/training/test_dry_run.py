@@ -22,7 +22,7 @@ def test_time_grows_with_tokens_and_nothing_is_written(
     model = open_model(index, ModelSpec(device="cpu", dtype="fp32"))
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(dry_run, "_TOKENS", index.n_tokens // 2)
-    # bases and pass of the half take a second, of the whole two; half of the pass is the model before training
+    # bases and pass of the half take a second, of the whole two; half of a pass is the model before training
     times = itertools.accumulate([0, 0.5, 0, 1, 0, 1, 0, 0.5, 0, 2, 0, 1])
     found = dry_run.estimate_fit(index, model, clock=lambda: float(next(times)))
     more = index.n_tokens - found["timed_tokens"]
