@@ -518,9 +518,9 @@ class Session:
 
         judged: list[_Asked] = []
         tokens: dict[int, Query] = {}
+        top, bottom = (max(count, _JUDGED_BY) for count in (options.top, options.bottom))
         for place, each in enumerate(asked):
             query, solution, verdict = each.query, cast("Solution", each.solution), None
-            top, bottom = (max(count, _JUDGED_BY) for count in (options.top, options.bottom))
             hits = self._ranked(pipeline, solution, top=top, bottom=bottom)
             # null prompts were asked one by one, and not compared
             if self.calibration is not None and not query.parts:

@@ -28,10 +28,10 @@ _OF_ANY_GATES, MOST_PROJECTED = 32_768, 1 << 18  # of any number of gates; at al
 _SHARED, _ALL_SHARED = 64, 1 << 23
 
 
-def inside_gates(n_subsets: int, *, finetuned: bool) -> int:
-    """Choose p of the space inside the blocks, for K subsets."""
+def inside_gates(n_subsets: int, *, finetuned: bool, adapted: bool = False) -> int:
+    """Choose p of the space inside the blocks, for K subsets; `adapted`: half of it, of an adapter."""
     # fewer lose LDS: fine-tuned 2¹⁸ .02 to 2¹⁹, of SmolLM2 2¹⁹ .01, from scratch 2¹⁶ to 2¹⁷
-    whole, most = (1 << 29, 1 << 20) if finetuned else (1 << 28, 1 << 17)
+    whole, most = (1 << 29, 1 << (21 if adapted else 20)) if finetuned else (1 << 28, 1 << 17)
     affordable = min(max(whole // max(1, n_subsets), 1 << 16), _MOST_GATES // max(1, n_subsets) // 2)
     return max(1, min(affordable, most))
 

@@ -212,10 +212,11 @@ class LayerMatrixSpace(OperatorSpace):
         adapters, one side of whose matrices is given, the largest that it allows."""
         if asked:
             return asked
-        most = inside_gates(n_subsets, finetuned=not model.pretrained)
-        if model.adapter_matrices(cls.which) is not None:
-            fits = range(1, model.d_model + 1)  # four times as many gates: training moved nothing else
-            count = bisect.bisect_right(fits, 4 * most, key=lambda rank: cls.reserved_gates(model, rank))
+        adapted = model.adapter_matrices(cls.which) is not None
+        most = inside_gates(n_subsets, finetuned=not model.pretrained, adapted=adapted)
+        if adapted:
+            fits = range(1, model.d_model + 1)  # twice as many gates: training moved nothing else
+            count = bisect.bisect_right(fits, 2 * most, key=lambda rank: cls.reserved_gates(model, rank))
             return max(1, count)
         pairs = [layer_widths(layer) for layer in model.linear_layers(cls.which)]
         widths = sum(float(np.sqrt(read * given)) for read, given in pairs) / model.d_model

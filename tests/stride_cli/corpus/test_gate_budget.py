@@ -27,6 +27,7 @@ def test_memory_is_bounded_and_no_space_is_empty(n_subsets: int) -> None:
             logit = logit_gates(n_subsets, inside, 2, finetuned=few)
             assert inside >= 4096 and logit >= 4096
             assert n_subsets * (inside + 2 * logit) <= 1 << 30
+        assert inside <= inside_gates(n_subsets, finetuned=finetuned, adapted=True) <= (1 << 29) // n_subsets
     assert 4096 <= pair_gates(n_subsets) <= max(4096, (1 << 28) // n_subsets)
 
 
