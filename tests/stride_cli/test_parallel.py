@@ -127,11 +127,10 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, capfd: pytest.Captu
 
 
 _SLEEPS = """
-import multiprocessing, os, sys, time
+import os, sys, time
 from pathlib import Path
 
 def sleep(task):
-    lock = multiprocessing.RLock()  # a semaphore, as numba has one
     Path(sys.argv[1], str(os.getpid())).touch()
     time.sleep(600)
 """
@@ -169,7 +168,6 @@ def test_workers_end_with_the_process_that_has_them(tmp_path: Path, number: int,
     places = [Path("/proc", path.name) for path in (tmp_path / "workers").iterdir()]
     assert _eventually(lambda: not any(place.exists() for place in places), 10)
     if number == signal.SIGINT:
-        assert not _eventually(lambda: "leaked" in (tmp_path / "said").read_text(), 0.5)
         assert (tmp_path / "said").read_text().count("Traceback") == 1  # the script's own
 
 
