@@ -85,7 +85,7 @@ def train(
     judged = calibration is not None
     fitted = fit_index(place.index, options, model=named, overwrite=overwrite, run=run, resumes=judged)
     if calibration is not None and fitted["fit"] == "closed":
-        session = Session.open(place.index, model=named)
+        session = Session.open(place.index, model=named, recalibrate=True)
         if not session.model.classes:
             session.calibrate(calibration)
     return fitted

@@ -1,7 +1,6 @@
 """Find the files of a corpus: names, globs, folders of tables, datasets of the hub, stdin.
 
-The hub's client fetches the files of a dataset, and `datasets` says which belong to a split. They are read
-as files on disk are, so that a bad row is named by file and row.
+Files of the hub, of a split as `datasets` says, are read as those on disk: a bad row has its file and row.
 """
 
 from __future__ import annotations
@@ -157,7 +156,8 @@ def _source(name: str) -> Source:
         fix = f"check the name: ls -l {shlex.quote(str(Path(shown).parent))}; '-' reads from stdin"
         raise CorpusError(f"{shown}: no such file", fix=fix)
     if stat.S_ISDIR(state.st_mode):
-        fix = f"name the files in it: '{name.rstrip('/')}/*.jsonl'; tables, and what datasets saved, are read"
+        kind = "txt" if glob.glob(f"{glob.escape(name)}/*.txt") else "jsonl"  # noqa: PTH207
+        fix = f"name its files: '{name.rstrip('/')}/*.{kind}'; tables, and what datasets saved, are read"
         raise bad(name, "a file of documents", "a directory", fix)
     return Source(name, Path(name), _kind(Path(name), stat.S_ISREG(state.st_mode)))
 

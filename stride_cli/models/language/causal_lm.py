@@ -58,8 +58,8 @@ from stride_cli.models.linear_layers import (
 )
 from stride_cli.models.spec import ModelSpec
 
-# How many sequence lengths keep what their blocks are called with (rotary tables; masks of sliding windows).
-_CALLS_KEPT = 64
+_CALLS_KEPT = 64  # lengths that keep what blocks are called with (rotary tables; masks of sliding windows)
+_GENERATED_TOGETHER = 4096  # tokens whose keys and values are held
 _PROBE_LENGTH = 12
 
 
@@ -369,14 +369,17 @@ class CausalLM:
     ) -> list[list[int] | QueryError | NumericalError]:
         """Greedy continuations of prompts of any lengths, each as if alone; for a failure its error.
 
-        Prompts of one length are continued together in float32: in half precision rounding would change them.
+        Those of about one length are continued together in float32: in half precision rounding changes them.
         """
-        together = self.dtype == torch.float32
-        groups: dict[int, list[int]] = {}
-        for number, prompt in enumerate(prompts):
-            groups.setdefault(len(prompt) if together else -1 - number, []).append(number)
+        waiting: list[list[int]] = []
+        for number in sorted(range(len(prompts)), key=lambda number: len(prompts[number])):
+            group, length = waiting[-1] if waiting else [], len(prompts[number]) + max_new_tokens
+            near = bool(group) and length <= len(prompts[group[0]]) + 2 * max_new_tokens
+            full = length * (len(group) + 1) > _GENERATED_TOGETHER
+            if not near or full or self.dtype != torch.float32:
+                waiting.append([])
+            waiting[-1].append(number)
         found: dict[int, list[int] | QueryError | NumericalError] = {}
-        waiting = list(groups.values())
         while waiting:
             group = waiting.pop()
             try:
@@ -391,45 +394,47 @@ class CausalLM:
 
     @torch.no_grad()
     def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """Continue prompts of one length greedily: each to before an end-of-sequence token, `max_new_tokens`,
-        or the end of the context. QueryError where there is no prompt or no room; NumericalError where a
-        logit is not finite."""
-        length = len(prompts[0])
-        if not length:
+        """Continue prompts greedily: each to before an end-of-sequence token, `max_new_tokens`, or the end
+        of the context.
+
+        All are read to the end of the shortest, and go on token by token, a longer one with its own: nothing
+        is padded. QueryError where there is no prompt or no room; NumericalError where a logit is not finite.
+        """
+        lengths, most = [len(prompt) for prompt in prompts], self.context_length
+        if not min(lengths):
             raise QueryError("the prompt has no token", fix="give at least one word")
-        if length >= self.context_length:
-            raise QueryError(
-                f"the prompt has {length} tokens, the model's context is {self.context_length}",
-                fix=f"shorten it to fewer than {self.context_length} tokens",
-            )
-        room = self.context_length - length
+        if max(lengths) >= most:
+            found = f"the prompt has {max(lengths)} tokens, the model's context is {most}"
+            raise QueryError(found, fix=f"shorten it to fewer than {most} tokens")
         ends = torch.tensor(sorted(self.end_tokens), dtype=torch.int64, device=self.device)
-        all_ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=self.device)
-        ids = all_ids
+        room = [min(length + max_new_tokens, most) for length in lengths]
+        ids = torch.full((len(prompts), max(room)), -1, dtype=torch.int64)  # −1: no token yet
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        ids, limit = ids.to(self.device), torch.tensor(room, device=self.device)
         # transformers 5.24 renamed it, and warns of the old name
         kept = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
-        cache: Any = None
-        written: list[torch.Tensor] = []  # (B,) each
-        open_rows = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
-        for step in range(min(max_new_tokens, room)):
-            if step and not self._share_a_batch(length + step - 1, length + step):
-                ids, cache = torch.cat([all_ids, *(each[:, None].clamp(min=0) for each in written)], 1), None
-            output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{kept: cache})
+        cache, begin = None, 0  # the tokens before are in the cache
+        writes = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
+        for at in range(min(lengths), max(room)):
+            if begin and not self._share_a_batch(at - 1, at):
+                cache, begin = None, 0
+            new = ids[:, begin:at].clamp(min=0)
+            output = self.model(input_ids=new, use_cache=True, logits_to_keep=1, **{kept: cache})
             last = output.logits[:, -1]
             if not bool(torch.isfinite(last).all()):
                 raise NumericalError(
-                    f"a logit after {length + len(written)} tokens is not finite",
+                    f"a logit after {at} tokens is not finite",
                     fix="load the model with --dtype fp32, or check its weights",
                 )
-            token = last.argmax(dim=-1)
-            open_rows &= ~torch.isin(token, ends)
-            if not bool(open_rows.any()):
+            token, free = last.argmax(dim=-1), ids[:, at] < 0
+            writes &= ~(free & (torch.isin(token, ends) | (at >= limit)))
+            if not bool(writes.any()):
                 break
-            written.append(torch.where(open_rows, token, -1))
-            cache = output[kept]
-            ids = token[:, None]
-        rows = torch.stack(written, dim=1).tolist() if written else [[] for _ in prompts]
-        return [[token for token in row if token >= 0] for row in rows]
+            ids[:, at] = torch.where(free & writes, token, ids[:, at])
+            cache, begin = output[kept], at
+        rows = zip(ids.tolist(), lengths, strict=True)
+        return [[token for token in row[length:] if token >= 0] for row, length in rows]
 
     def prepare(self, length: int) -> list[BlockCall]:
         """Capture the arguments of the blocks at a sequence length, once, from the model's own forward pass.
@@ -445,8 +450,6 @@ class CausalLM:
             while len(self._calls) > _CALLS_KEPT:
                 self._calls.popitem(last=False)
             return calls
-
-    # Inside
 
     def _captured(self, ids: Tensor) -> list[BlockCall]:
         calls: list[BlockCall] = []

@@ -92,11 +92,11 @@ def test_a_damaged_calibration_answers_nothing(run, index: Path) -> None:
     outcome = run(f"query 'The French Revolution began in' --index {index}")
     assert outcome.code == 3 and "stride calibrate" in outcome.err and outcome.out == ""
     # which does what it is recommended for, whatever of it is gone
-    for spoil in (lambda: None, lambda: (index / "calibration" / "manifest.json").unlink()):
-        spoil()
-        again = run(f"calibrate --index {index} --nulls 40")
+    for command in ("calibrate", "calibrate", "train --overwrite"):
+        again = run(f"{command} --index {index} --nulls 40")
         assert again.code == 0 and "it is made anew" in again.err, again.err
         assert run(f"query 'The French Revolution began in' --index {index}").records[0]["verdict"]
+        (index / "calibration" / "manifest.json").unlink()
 
 
 def test_scales_are_fitted_on_what_users_ask(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

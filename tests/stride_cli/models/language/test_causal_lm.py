@@ -88,7 +88,7 @@ def test_threads_do_not_disturb_each_other(make_model: Maker) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ["Llama", "NanoChat", "GPT2"])
+@pytest.mark.parametrize("name", ["Llama", "NanoChat", "GPT2", "Mistral", "Gemma3", "GptOss"])
 def test_greedy_generation(name: str, make_model: Maker) -> None:
     model = make_model(name)
     lm = CausalLM(model)
@@ -99,9 +99,13 @@ def test_greedy_generation(name: str, make_model: Maker) -> None:
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert generated == ids[3:]
-    model.generation_config.eos_token_id = generated[4]
-    first = generated.index(generated[4])
-    assert lm.generate([5, 6, 7], 12) == generated[:first]
+    # together with others of any length, and one ends before they do
+    prompts = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 2], [5] * 63, list(range(1, 21)), [5, 6]]
+    for end in (None, generated[4]):
+        model.generation_config.eos_token_id = end
+        alone = [lm.generate(prompt, 12) for prompt in prompts]
+        assert lm.generate_each(prompts, 12) == lm.generate_together(prompts, 12) == alone
+    assert alone[0] == generated[: generated.index(generated[4])]
 
 
 def test_generation_ends_with_the_context(make_model: Maker) -> None:

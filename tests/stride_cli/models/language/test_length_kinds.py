@@ -110,12 +110,12 @@ def test_every_way_to_batch_keeps_kinds_apart() -> None:
 def test_greedy_generation_across_the_boundary() -> None:
     network = made(long_rope())
     network.generation_config.eos_token_id = network.config.eos_token_id = None
-    ids = list(range(1, 20))
-    found = CausalLM(network).generate(ids, 12)
-    for token in found:
-        with torch.no_grad():
-            assert int(network(torch.tensor([ids])).logits[0, -1].argmax()) == token
-        ids.append(token)
+    prompts = [list(range(1, 20)), [7, 5, 3], list(range(30, 60))]
+    for ids, found in zip(prompts, CausalLM(network).generate_together(prompts, 12), strict=True):
+        for token in found:
+            with torch.no_grad():
+                assert int(network(torch.tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)
 
 
 def test_a_model_that_padding_changes_is_refused(
