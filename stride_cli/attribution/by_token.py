@@ -82,9 +82,9 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
     batch, positions = _by_token(answer)
     responses, losses = measure_linear_with_loss(steered, batch)
     chunks = _chunks(session, answer, batch)
-    reader, sizes = session.workspace.chunks, np.atleast_2d(session.designs.row_sizes)[0]
-    factors = influence_unit(steered.operators, reader.typical, sizes, len(responses))
-    found = factors[:, None] * exact_products(steered, [batch], reader, chunks)
+    workspace, sizes = session.workspace, np.atleast_2d(session.designs.row_sizes)[0]
+    factors = influence_unit(steered.operators, workspace, sizes, len(responses))
+    found = factors[:, None] * exact_products(steered, [batch], workspace.chunks, chunks)
     counts = answer.query.weights[positions]
     rows, whole = found[:-1] * (counts / counts.sum())[:, None], found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)
@@ -103,14 +103,15 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
 
 def _by_token(answer: Answer) -> tuple[Batch, np.ndarray]:
     """A row for each scored token, which alone is scored in it, and one for them all; the tokens' places."""
-    from stride_cli.data.batches import pad_batch
+    from stride_cli.data.batches import RememberingBatch, pad_batch
 
     query = answer.query
     positions = np.flatnonzero(query.weights[1:]) + 1
     weights = np.zeros((len(positions) + 1, len(query.ids)), np.float32)
     weights[np.arange(len(positions)), positions] = 1.0
     weights[-1] = query.weights
-    return pad_batch(np.arange(len(weights)), [query.ids] * len(weights), list(weights)), positions
+    batch = pad_batch(np.arange(len(weights)), [query.ids] * len(weights), list(weights))
+    return RememberingBatch.of(batch), positions
 
 
 def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
@@ -129,7 +130,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     if tokens * workspace.n_chunks <= _VALUES and session.pipeline().settings.estimated:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
-        found = Estimate.of(session.steered[0], queries, [batch.take(slice(0, tokens))], workspace)
+        found = Estimate.of(session.steered[0], queries, [batch], workspace)
         none = Exact(np.empty(0, np.int64), np.empty(0), 1.0, 0.0)
         values = np.stack([each.given(none).prior.means for each in found])
         by_token = np.argsort(-values, axis=1, kind="stable")[:, :_EACH].T.flatten().tolist()

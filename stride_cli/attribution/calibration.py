@@ -93,8 +93,8 @@ def estimate_train(
     found, held = estimate_fit(index, model, options), index.n_subsets
     if nulls and not model.classes:
         workspace = Workspace(index, model, ChunkReader(index, model), index.seed)
-        begun = time.perf_counter()
-        queries, _ = null_queries(CorpusWords.of(workspace), _TIMED)
+        corpus, begun = CorpusWords.of(workspace), time.perf_counter()
+        queries, _ = null_queries(corpus, _TIMED)
         asking = nulls * (time.perf_counter() - begun) / _TIMED
         # their gradients, and those of chunks that are read for them, take what the corpus's do
         tokens = nulls * float(np.mean([len(query.ids) for query in queries] or [0]))

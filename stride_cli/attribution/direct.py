@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from stride_cli.output import progress
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import Batch, ChunkReader
+    from stride_cli.data.workspace import Workspace
     from stride_cli.operators.steered_model import SteeredModel
     from stride_cli.operators.store import Operators
 
@@ -88,19 +89,13 @@ def exact_products(
 
 
 def influence_unit(
-    operators: Operators,
-    typical: float,
-    row_sizes: np.ndarray,
-    count: int,
-    *,
-    scale: np.ndarray | float = 1.0,
+    operators: Operators, workspace: Workspace, row_sizes: np.ndarray, count: int, *, scale: Any = 1.0
 ) -> np.ndarray:
     """Return a of Q queries, (Q,) float64.
 
     Parameters
     ----------
-    operators : Operators           of the model
-    typical : float                 `ChunkReader.typical`
+    operators : Operators           of the model; chunks that were appended since their fit do not count
     row_sizes : (K,)                |A_k|
     count : Q
     scale : (Q,) or float           s
@@ -109,5 +104,9 @@ def influence_unit(
     ------
     UsageError      see `direct_scale`
     """
+    from stride_cli.training.dry_run import FirstChunks
+
+    fitted, chunks = len(operators.seen), workspace.chunks
+    typical = chunks.typical if fitted == chunks.n_chunks else FirstChunks(workspace.index, fitted).typical
     mean_size = max(1.0, float(np.asarray(row_sizes, np.float64).mean()))
     return np.broadcast_to(direct_scale(operators) * scale / (typical * mean_size), count)

@@ -3,9 +3,7 @@
 Where a chunk's influence is an exact gradient's, it is g_i · g_x up to a factor, in the gates' units. The
 chunk's loss is a sum over its scored tokens, and so is this product: steered along u = g_x, the loss of each
 token falls by its part of it. A sentence's part is the sum over its tokens, which takes one steered pass over
-the chunk, and no pass for each sentence that is left out. Tried on the demo's 50 prompts, with the sentences
-of their documents in a random order: the one with the largest part states the answer in all 50. So does the
-one whose removal changes the product most. The direction of K subsets' responses finds 25, chance 20.
+the chunk, and no pass for each sentence that is left out.
 
 Of operators whose gates have no such units u is that direction, Σ_k (y_k − ȳ) a_k: towards the subsets that
 lower the query's loss.

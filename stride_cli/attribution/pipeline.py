@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MOST_TOGETHER, _VALUES = 320, 1 << 27  # queries, and numbers of either kind for all of them
 _MOST_KEPT = 1 << 17  # influences of a query that are kept, the largest against the average chunk's
 _OF_QUERIES = ("responses", "y", "average", "losses")  # what a `Measurement` has of each query
+_NONE = np.empty(0, np.int64)  # of the chunks
 _OF_MEMORY = 16  # the share of memory that their gradients may take where that is more: 1/16, twice
 
 
@@ -129,10 +130,6 @@ class Settings:
         """False where influences are the Lasso's alone."""
         return bool(self.reads) or self.estimated
 
-    def subsets_alone(self) -> Settings:
-        """The same, where influences are the Lasso's alone."""
-        return replace(self, reads=0, estimated=False, redundancy=0.0)
-
     def like(self, other: Settings) -> bool:
         """Tell whether influences are the same, up to how exactly they are measured and read."""
         # not method and reads: more exact ones measure the same
@@ -164,6 +161,7 @@ class Measurement:
                                     `additive_measurement`; as they are where no intercept is fitted
     average : (Q,) float64          that influence, in the unit of w; 0 where no intercept is fitted
     losses : (Q,) float64           mean nats per scored token
+    fitted : int                    chunks that subsets answer for, the first; others were appended since
     scale : (Q,) float64 or float   what responses were multiplied by; of C models (C, Q)
     """
 
@@ -172,6 +170,7 @@ class Measurement:
     y: np.ndarray
     average: np.ndarray
     losses: np.ndarray
+    fitted: int
     scale: Any = 1.0
 
     def take(self, rows: slice | np.ndarray) -> Measurement:
@@ -219,12 +218,8 @@ def additive_measurement(responses: np.ndarray, row_sizes: np.ndarray) -> np.nda
 
     Parameters
     ----------
-    responses : (..., K) float64
+    responses : (..., K) float64, as what comes back is
     row_sizes : (K,)      |A_k|
-
-    Returns
-    -------
-    ndarray like `responses`, float64; equal to the centred responses where all rows have the same size
     """
     sizes = np.asarray(row_sizes, dtype=np.float64)
     if sizes.sum() == 0:  # all subsets are empty
@@ -276,10 +271,7 @@ class Pipeline:
     # ---- 1. measure ----
 
     def measure(
-        self,
-        batches: Sequence[Batch],
-        *,
-        gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+        self, batches: Sequence[Batch], *, gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows
     ) -> Measurement:
         """Measure how the subsets answer queries.
 
@@ -314,7 +306,7 @@ class Pipeline:
             )
         # 3. y, in which the Lasso explains them
         y, average = self.explained(responses)
-        return Measurement(self.columns, responses, y, average, loss)
+        return Measurement(self.columns, responses, y, average, loss, len(self.steered.operators.seen))
 
     def explained(self, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return y of responses (Q, K), and the average chunk's influence that it leaves out, (Q,)."""
@@ -355,15 +347,15 @@ class Pipeline:
         settings = self.settings
         n_chunks, n_subsets = self.workspace.n_chunks, measurement.y.shape[1]
         # 1. Nothing is known of single chunks: the paper's Lasso, of many queries at once
-        if not settings.looks_at_chunks and not settings.lasso.nonneg:
+        if not settings.looks_at_chunks and not settings.lasso.nonneg and measurement.fitted == n_chunks:
             lassos = solve_batch(self.columns, measurement.y, settings.lasso, n_subsets=n_subsets)
             reached("recover")
-            plain = [shown(each, measurement.of_query(at), None, settings) for at, each in enumerate(lassos)]
+            plain = [shown(each, measurement.of_query(at), settings) for at, each in enumerate(lassos)]
             return [settings.shrunk(each) if shrink else each for each in plain]
         assert queries is not None or not settings.looks_at_chunks
         # 2. What is expected of every chunk
         estimates, batches = self.estimate(queries, batches, measurement)
-        exact = self.read([np.empty(0, np.int64)] * len(estimates), batches, measurement)
+        exact = self.read([_NONE] * len(estimates), batches, measurement)
 
         def recovered() -> Iterator[Solution]:
             for query, estimate in enumerate(estimates):
@@ -427,7 +419,7 @@ class Pipeline:
             products = exact_products(self.steered, batches, chunks, rows)
         # P is a product of gradients; w = a P − b is in the unit of the problem's weights
         factors = influence_unit(
-            self.steered.operators, chunks.typical, self.row_sizes, len(chosen), scale=measurement.scale
+            self.steered.operators, self.workspace, self.row_sizes, len(chosen), scale=measurement.scale
         )
         return [
             Exact(
@@ -462,49 +454,60 @@ def recover(
     from stride_cli.recovery.recall import TOP, stated_recall
     from stride_cli.recovery.screening import Design
 
-    (y,), n_chunks, own = measurement.y, len(measurement.columns), exact.chunks
+    columns, (y,), own, fitted = measurement.columns, measurement.y, exact.chunks, measurement.fitted
+    n_chunks, design = len(columns), Design(columns[:fitted], len(y))
     # 1. μ and τ, against the average chunk
     posteriors = None
     if estimate is not None:
         posteriors = estimate.given(exact, settings.redundancy)
         prior = posteriors.prior
         if posteriors.shared is not None:
-            y = y - Design(measurement.columns, len(y)).sums(posteriors.shared[0:n_chunks])
+            y = y - design.sums(posteriors.shared[0:fitted])
     else:
         prior = Prior(np.zeros(n_chunks), np.ones(n_chunks))
         prior.means[own], prior.spreads[own] = exact.influences, 0.0
     # 2. Where none may be below zero, zero has to be in sight: the average chunk is put back before
+    lasso = replace(settings.lasso, nonneg=settings.lasso.nonneg and not settings.looks_at_chunks)
     average = float(measurement.average[0])
-    if settings.lasso.nonneg and average:
-        y = y + average * Design(measurement.columns, len(y)).sums(np.ones(n_chunks))
+    if lasso.nonneg and average:
+        y = y + average * design.sums(np.ones(fitted))
         prior = Prior(prior.means + average, prior.spreads)
-    # 3. The one problem
-    solution = solve_lasso(measurement.columns, y, settings.lasso, n_subsets=len(y), prior=prior)
+    # 3. The one problem. Chunks that were appended keep what is expected of them, and y − M μ is without them
+    if fitted < n_chunks:
+        y = y + Design(columns[fitted:], len(y)).sums(prior.means[fitted:])
+        prior = Prior(prior.means, np.where(np.arange(n_chunks) < fitted, prior.spreads, 0.0))
+    solution = solve_lasso(columns, y, lasso, n_subsets=len(y), prior=prior)
     # 4. How many of the strongest were read
     recall = None
     if posteriors is not None and settings.reads and len(own):
         strongest = np.sort(posteriors.exact.influences)[::-1]
         recall = stated_recall(strongest, posteriors.expected_above(strongest[:TOP]), n_chunks)
-    return replace(shown(solution, measurement, exact, settings), recall=recall)
+    found = shown(solution, measurement, settings, own, np.flatnonzero(prior.spreads == 0))
+    return replace(found, recall=recall)
 
 
-def shown(solution: Solution, measurement: Measurement, exact: Exact | None, settings: Settings) -> Solution:
+def shown(
+    solution: Solution,
+    measurement: Measurement,
+    settings: Settings,
+    own: np.ndarray = _NONE,
+    fixed: np.ndarray = _NONE,
+) -> Solution:
     """Add the average chunk's influence to weights against it, and what the intercept takes out.
 
-    c is what constant sums of influences leave of y. It is shared evenly by all chunks whose weight is not an
-    exact value, so that the influences of all chunks add up to what all subsets answer.
+    c is what constant sums of influences leave of y. It is shared evenly by all chunks whose weight is not
+    fixed, so that the influences of all chunks add up to what all subsets answer.
 
     Parameters
     ----------
     solution : Solution        of the problem
     measurement : Measurement  of the query
-    exact : Exact, optional    chunks whose weight is exact
+    own, fixed : ascending     chunks that were read; and those whose weight no subset has a say in
     """
     columns, n_chunks = measurement.columns, solution.n_chunks
-    own = np.empty(0, np.int64) if exact is None else exact.chunks
-    average, free = float(measurement.average[0]), n_chunks - len(own)
-    if settings.lasso.nonneg:  # it is there already, and c may not take anything below zero
-        return replace(solution, exact=own)
+    if settings.lasso.nonneg and not settings.looks_at_chunks:
+        return replace(solution, exact=own)  # it is there already, and c may not take anything below zero
+    average, free = float(measurement.average[0]), n_chunks - len(fixed)
     share = solution.intercept * len(solution.residual) / (columns.shape[1] * free) if free else 0.0
     indices, values = solution.indices, solution.values
     # weights that happen to be zero are influences all the same
@@ -516,5 +519,7 @@ def shown(solution: Solution, measurement: Measurement, exact: Exact | None, set
     if len(indices) > _MOST_KEPT:
         kept = np.sort(np.argpartition(-np.abs(values), _MOST_KEPT)[:_MOST_KEPT])
         indices, values = indices[kept], values[kept]
-    values = values + average + np.where(np.isin(indices, own, assume_unique=True), 0.0, share)
-    return replace(solution, indices=indices, values=values, average=average + share, exact=own)
+    values = values + average + np.where(np.isin(indices, fixed, assume_unique=True), 0.0, share)
+    least = 0.0 if settings.lasso.nonneg else -np.inf
+    values, average = np.maximum(values, least), max(average + share, least)
+    return replace(solution, indices=indices, values=values, average=average, exact=own)

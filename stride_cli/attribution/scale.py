@@ -98,6 +98,5 @@ def responses_of(corpus: CorpusWords, removed: np.ndarray) -> list[Query]:
                 given = {"response": response} if second else {}
                 asked.append({"prompt": prompt} | given)
     written = build_queries(model, asked, max_new_tokens=SCORED_TOKENS, form=form)
-    return [
-        measured(model, corpus, each, weigh=model.pretrained) for each in written if isinstance(each, Query)
-    ]
+    found = [each for each in written if isinstance(each, Query)]
+    return [measured(model, corpus, each, weigh=True) for each in found] if model.pretrained else found

@@ -138,8 +138,7 @@ class Session:
         return None if self.model.table is not None else untrained_documents(self.index, self.model.path)
 
     def _try_out(self) -> None:
-        """Take two tokens through every model and the spaces of its operators: what does not fit together
-        raises."""
+        """Take two tokens through every model and its operators' spaces: what does not fit raises."""
         from stride_cli.data.batches import pad_batch
         from stride_cli.operators.gradients import gate_gradients
 
@@ -170,7 +169,7 @@ class Session:
         """Share of all chunks that the operators have seen: not those that were appended after the fit."""
         return float(np.count_nonzero(np.asarray(self.operators.seen))) / max(1, self.index.n_chunks)
 
-    @property
+    @cached_property
     def steered(self) -> list[SteeredModel]:
         """All models that measure, each with its operators; the index's own first."""
         from stride_cli.operators.steered_model import SteeredModel
@@ -275,14 +274,16 @@ class Session:
         found = as_queries(self.model, prompts, max_new_tokens=options.max_new_tokens, form=form)
         if self.model.table is not None:
             return found
-        # what is asked about in words of the user's own counts as it stands
+        # what is asked about in words of the user's own counts as it stands, and other turns are no prompt's
         plain = [
-            options.decisive and each.get("span") is None and isinstance(each.get("prompt"), str)
-            for each in prompts
+            each.get("span") is None
+            and len(each.get("messages") or "-") == 1
+            and each.get("prompt") is not query
+            for each, query in zip(prompts, found, strict=True)
         ]
         own: Any = self.model
         return [
-            measured(own, self.words, query, weigh=weigh)
+            measured(own, self.words, query, weigh=options.decisive and weigh)
             if isinstance(query, Query) and not query.parts and query.losses is None
             else query
             for query, weigh in zip(found, plain, strict=True)
@@ -466,7 +467,7 @@ class Session:
         if self.calibration is not None and not query.parts:
             default = self.pipeline().settings
             like = settings.like(default) and bool(settings.reads) == bool(default.reads)
-            if verdict is not None and verdict.line is not None and like:
+            if verdict is not None and verdict.line is not None and like and options.decisive:
                 line = verdict.line * solution.total
             # nats hold for influences that are found as they were when these were measured
             if like and (found := self.calibration.scale) is not None and found.sure:
@@ -539,9 +540,8 @@ class Session:
         few = self.pipeline(replace(options, read=reads)) if pipeline.settings.estimated else pipeline
         measured = self._measured_queries(few, list(tokens.values()))
         for place, token in zip(tokens, _of_good(measured, partial(self._found, few)), strict=True):
-            if isinstance(token, StrideError):
-                found[place] = token
-            elif (against := self._against(few, token)) and (verdict := judged[place].verdict):
+            against = None if isinstance(token, StrideError) else self._against(few, token)
+            if against and (verdict := judged[place].verdict):
                 name = self.index.document_id(against.document)
                 verdict = replace(verdict, word="contested", against=name)
                 found[place] = replace(judged[place], verdict=verdict)
@@ -655,8 +655,8 @@ class Session:
 
 
 def _together(pipeline: Pipeline | Several, most: int | None = None) -> int:
-    """Count the prompts of one pass: one where no chunks are read for them."""
-    return min(most or TOGETHER, pipeline.together) if pipeline.settings.reads else 1
+    """Count the prompts of one pass: one where no chunks are looked at for them."""
+    return min(most or TOGETHER, pipeline.together) if pipeline.settings.looks_at_chunks else 1
 
 
 def until_broken(prompts: Iterable[_Outcome], broken: list[StrideError]) -> Iterator[_Outcome]:

@@ -2,8 +2,7 @@
 
 Models differ in what they learnt of a chunk. One Lasso over all of their measurements would take these
 differences for noise, and bend the weights to them. The mean of the models' own runs averages both the
-differences and the errors. (LDS of five models, in place of one Lasso over all: .517 instead of .500 on
-WikiText's queries for tuning.)
+differences and the errors.
 
 Losses of early and late checkpoints differ in scale, and each has one voice: responses of model c are
 multiplied by s_0 / s_c, with s_c the standard deviation of its y over the subsets.
@@ -85,10 +84,7 @@ class Several:
             yield self.open(number, self.settings)
 
     def measure(
-        self,
-        batches: Sequence[Batch],
-        *,
-        gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+        self, batches: Sequence[Batch], *, gather: Callable[[np.ndarray], np.ndarray] = lambda rows: rows
     ) -> Measurement:
         """See `Pipeline.measure`: responses and y are those of the models one after the other, (Q, C K), in
         nats of the first, whose losses are told; `scale` is (C, Q). A model whose y does not vary says

@@ -108,7 +108,8 @@ class NullAnswers:
         """
         # 1. Losses of as many first tokens; responses that end before are left out where enough are left
         length = min(len(losses), self.losses.shape[1])
-        while length > 1 and (np.isfinite(self.losses[~self.near, length - 1])).sum() < FEWEST:
+        kinds = [kind for kind in (self.near, ~self.near) if kind.sum() >= FEWEST]
+        while length > 1 and any(np.isfinite(self.losses[kind, length - 1]).sum() < FEWEST for kind in kinds):
             length -= 1
         known = np.isfinite(self.losses[:, length - 1])
         starts, near = start_loss(self.losses[known, :length]), self.near[known]
@@ -121,10 +122,12 @@ class NullAnswers:
         stronger = 1 + int((shares >= share).sum())
         ranks = 1 + (unrelated[None, :] <= starts[:, None]).sum(axis=1) - ~near  # each among all the others
         allowed = int(_BEYOND * (count + 1))
-        for kind in (near, ~near):
+        for kind in filter(np.any, (near, ~near)):
             clear = np.sort(ranks[kind & self.held[known]])
-            most = max(0, int(FALSE_CLEAR * (kind.sum() + 1)) - 1)
-            if len(clear) > most:
+            most = int(FALSE_CLEAR * (kind.sum() + 1)) - 1
+            if most < 0:  # too few to say of one that it is clear
+                allowed = 0
+            elif len(clear) > most:
                 allowed = min(allowed, int(clear[most]) - 1)
         # 3. The line, which is lower beside a document that has what is asked for
         line = float(np.sort(shares)[-max(1, int(_BEYOND * (count + 1)))])

@@ -44,6 +44,7 @@ def calibrate(
         else:
             note(f"influences stay relative: they do not predict the losses {found}")
     note(
-        f"asked {record['nulls']:,} unrelated prompts, of whose responses the model's median loss is "
-        f"{record['median_loss']:.2f} nats a token; answers now say whether they are clear, weak or guesses"
+        f"asked {record['nulls']:,} prompts that the corpus says nothing of, unrelated ones and near misses; "
+        f"of responses to the former the model's median loss is {record['median_loss']:.2f} nats a token. "
+        "Answers now say whether they are clear, weak or guesses"
     )

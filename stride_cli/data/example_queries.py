@@ -144,8 +144,7 @@ def _read(model: ClassifierModel, source: str | Path) -> tuple[QuerySet, bool]:
     if str(source) == HELD_OUT and not Path(source).exists():
         if len(model.held_out) == 0:
             raise QueryError(
-                "no row was held out when the model was trained",
-                fix="train it with --holdout N, or give a file of queries",
+                "no row was held out when the model was trained", fix="train with --holdout, or give queries"
             )
         return queries_of_rows(model, model.held_out), False
     if model.read_file is None:
@@ -163,8 +162,7 @@ def _queries(
 ) -> QuerySet:
     if len(labels) != len(numbers):
         raise QueryError(
-            f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)",
-            fix="give one label for each input",
+            f"{len(numbers)} inputs have {len(labels)} labels (expected one for each)", fix="label each input"
         )
     for name, label in zip(names, labels.tolist(), strict=True):
         if not 0 <= label < model.vocab_size:

@@ -165,6 +165,7 @@ def pooled(queries: Sequence[Query], kinds: LengthKinds | None = None) -> Query:
             fix=f"pool prompts of up to {kinds.boundary} tokens with their responses, and longer ones apart",
         )
     shares = [replace(part, share=part.share / len(queries)) for query in queries for part in query.sequences]
+    plain = np.mean([np.nan if query.losses is None else query.losses.mean() for query in queries])
     return Query(
         "\n".join(query.prompt for query in queries),
         "\n".join(query.response for query in queries),
@@ -175,6 +176,7 @@ def pooled(queries: Sequence[Query], kinds: LengthKinds | None = None) -> Query:
         queries[0].form,
         tuple(shares),
         count=sum(query.count for query in queries),
+        losses=None if np.isnan(plain) else np.array([plain]),
     )
 
 
@@ -346,8 +348,7 @@ def _against(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any
 
 def _unknown(what: str) -> QueryError:
     return QueryError(
-        f"the model's tokenizer knows no character of the {what}",
-        fix=f"give a {what} in characters that it knows",
+        f"the model's tokenizer knows no character of the {what}", fix="use characters that it knows"
     )
 
 

@@ -125,23 +125,26 @@ def as_queries(
     from stride_cli.data.queries import Query, build_queries
 
     own: Any = model
-    asked = [each if "prompt" in each else prompt_texts(each) for each in asked]
+    found: list[Any] = []  # a finished query, an error, or texts
+    for each in asked:
+        try:
+            each = each if "prompt" in each else prompt_texts(each)
+            found.append(each["prompt"] if isinstance(each["prompt"], Query) else each)
+        except QueryError as error:
+            found.append(error)
+    texts = [each for each in found if not isinstance(each, Query | StrideError)]
     if model.table is None:
-        texts = [each for each in asked if not isinstance(each["prompt"], Query)]
         built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form or PLAIN))
     else:
-        built = iter(_of_rows(own, asked))
-    return [each["prompt"] if isinstance(each["prompt"], Query) else next(built) for each in asked]
+        built = iter(_of_rows(own, texts))
+    return [each if isinstance(each, Query | StrideError) else next(built) for each in found]
 
 
 def _of_rows(model: ClassifierModel, asked: Sequence[Mapping[str, Any]]) -> Iterator[Query | StrideError]:
     """Rows of a classifier as queries, of their own label or of another; or the error of one that is none."""
     from stride_cli.data.example_queries import row_query
-    from stride_cli.data.queries import Query
 
     for each in asked:
-        if isinstance(each["prompt"], Query):
-            continue
         label, instead = each.get("response"), each.get("instead")
         try:
             yield row_query(model, each["prompt"], label=label, instead=instead)
@@ -210,7 +213,6 @@ def named_file(path: str | Path) -> None:
         return
     if Path(path).exists() and not Path(path).is_dir():
         raise UsageError(
-            f"'{path}' is a pipe (expected a file: it is read more than once)",
-            fix="write it to a file first, and give that",
+            f"'{path}' is a pipe (expected a file: it is read more than once)", fix="write it to a file first"
         )
     raise UsageError(f"there is no file '{path}'", fix="give the path of a file of queries")

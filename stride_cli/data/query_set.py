@@ -49,8 +49,7 @@ class QuerySet:
         for name, weight in zip(self.names, self.weights, strict=True):
             if not weight[1:].any():
                 raise QueryError(
-                    f"query '{name}' has no scored token",
-                    fix="give it a text of two tokens or more, or a response",
+                    f"query '{name}' has no scored token", fix="give it two tokens or more, or a response"
                 )
 
     def __len__(self) -> int:

@@ -12,10 +12,11 @@ measurements of a query instead of C times the same K, and the recovery is that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from index_format.design import row_sizes
 from index_format.errors import IndexMismatch
 from stride_cli.errors import ModelError
 from stride_cli.models.loading import Opener, model_fingerprint, model_settings
@@ -148,9 +149,14 @@ def stored_checkpoints(index: Index) -> list[Checkpoint]:
 
 
 def stored_designs(index: Index) -> Designs:
-    """Read the subsets that the index's operators answer for, of all its models."""
+    """Read the subsets that operators answer for, of all models; sizes leave out chunks that
+    were appended since the fit."""
     seeds = [checkpoint.design_seed for checkpoint in stored_checkpoints(index)]
-    return Designs.stacked([Designs.of(index, seed) for seed in (None, *seeds)])
+    designs, fitted = [Designs.of(index, seed) for seed in (None, *seeds)], len(index.array("operators/seen"))
+    if fitted < index.n_chunks:
+        sizes = [row_sizes(each.columns[:fitted], each.n_subsets) for each in designs]
+        designs = [replace(each, row_sizes=own) for each, own in zip(designs, sizes, strict=True)]
+    return Designs.stacked(designs)
 
 
 def open_checkpoints(index: Index, own: AttributableModel) -> list[SteeredModel]:

@@ -166,15 +166,12 @@ class StrideMethod:
         if self._recovery.read:
             raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
         pipeline, measured = self._pipeline(), self._measure(queries)
-        settings = pipeline.settings.subsets_alone()
+        settings = replace(pipeline.settings, reads=0, estimated=False, redundancy=0.0)
         for start in range(0, len(queries), QUERY_BLOCK):
             part = measured.take(slice(start, start + QUERY_BLOCK))
             runs = [
                 [
-                    [
-                        shown(found, own.of_query(query), None, settings)
-                        for query, found in enumerate(of_lambda)
-                    ]
+                    [shown(found, own.of_query(query), settings) for query, found in enumerate(of_lambda)]
                     for of_lambda in solve_path(
                         each.columns, own.y, lambda_ratios, settings.lasso, n_subsets=own.y.shape[1]
                     )

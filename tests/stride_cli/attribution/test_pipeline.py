@@ -61,7 +61,7 @@ class Answered:
     def measure(self, batches: Any, **_: Any) -> Measurement:
         none = np.zeros(len(self._responses))
         y, _ = self.explained(self._responses)
-        return Measurement(None, self._responses, y, none, none)
+        return Measurement(None, self._responses, y, none, none, 0)
 
     def explained(self, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         sizes = self._sizes
@@ -122,7 +122,7 @@ def test_the_mean_of_models_has_the_weakest_certificate() -> None:
 def test_the_one_document_of_a_corpus_has_all_of_the_influence() -> None:
     columns, responses, sizes = np.zeros((1, 1), np.uint16), np.array([[0.5]]), np.ones(1)
     y, average = (put(responses, sizes) for put in (additive_measurement, pipeline.average_influence))
-    measurement = Measurement(columns, responses, y, average, np.ones(1))
+    measurement = Measurement(columns, responses, y, average, np.ones(1), len(columns))
     exact = Exact(np.zeros(1, np.int64), np.array([0.5]), 1.0, 0.5)
     settings = pipeline.Settings("linear", 1, LassoSettings(), 1, False, 0.0, None)
     found = pipeline.recover(measurement, None, exact, settings)

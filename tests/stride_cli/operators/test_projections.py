@@ -160,7 +160,7 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     responses = measure_linear(steered, asked)
     sizes = np.bincount(columns.reshape(-1), minlength=K)
     rows = np.arange(chunks.n_chunks)
-    factors = influence_unit(fitted, chunks.typical, sizes, 3)
+    factors = influence_unit(fitted, workspace_of(model, chunks), sizes, 3)
     offsets = average_influence(responses, sizes)
     products = exact_products(steered, [asked], chunks, rows)
     exact = factors[:, None] * products - offsets[:, None]
