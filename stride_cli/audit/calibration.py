@@ -14,13 +14,13 @@ def p_values(statistics: np.ndarray, controls: np.ndarray) -> np.ndarray:
     never 0; equal values share their mid-rank. Uniform on {1, …, m + 1} / (m + 1) where the item and the
     controls are exchangeable and no two values are equal.
 
-    Of (N,) and (m,) values: (N,) float64.
+    Of (N,) and (m,) values: (N,) float64; NaN of a NaN, and controls that are NaN do not count.
     """
-    ordered = np.sort(np.asarray(controls, np.float64))
-    values = np.asarray(statistics, np.float64)
+    values, controls = np.asarray(statistics, np.float64), np.asarray(controls, np.float64)
+    ordered = np.sort(controls[np.isfinite(controls)])
     above = len(ordered) - np.searchsorted(ordered, values, side="right")
     equal = len(ordered) - np.searchsorted(ordered, values, side="left") - above
-    return (1 + above + 0.5 * equal) / (1 + len(ordered))
+    return np.where(np.isnan(values), np.nan, (1 + above + 0.5 * equal) / (1 + len(ordered)))
 
 
 def power(controls: np.ndarray, level: float, shift: float) -> float:
@@ -28,7 +28,7 @@ def power(controls: np.ndarray, level: float, shift: float) -> float:
 
     With few controls it is 0: no p-value is so small.
     """
-    ordered = np.sort(np.asarray(controls, np.float64))
+    ordered = np.sort(np.asarray(controls, np.float64)[np.isfinite(controls)])
     if not len(ordered):
         return 0.0
     # of m controls without the raised one, which leaves m places below it and its own

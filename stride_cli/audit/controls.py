@@ -1,6 +1,6 @@
 """Make versions of texts that the model cannot have learnt, and choose what items are ranked among.
 
-A version x′ of a sample x is one *step* away: one thing in about every sixteen words of the scored tokens is
+A version x′ of a sample x is one *step* away: one thing in about every eight words of the scored tokens is
 another. A number becomes another one of as many digits (everywhere in the row), or two neighbouring words
 change places. The steepness of a text is what a step costs it,
 
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -81,8 +82,9 @@ class Versions:
             groups = [
                 self._groups(ids, weights) for ids, weights in zip(sample.ids, sample.weights, strict=True)
             ]
+            own = crc32(b"".join(ids.tobytes() for ids in sample.ids))  # other items have no say in it
             for number in range(count):
-                version = self._version(sample, groups, stream(self.seed, "audit version", step, row, number))
+                version = self._version(sample, groups, stream(self.seed, "audit version", step, own, number))
                 if version is not None:
                     made.append(version)
                     owner.append(row)

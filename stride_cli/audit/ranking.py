@@ -100,8 +100,7 @@ def among_versions(
     usable = (steep.owner >= copies) | (len(sources) < FEWEST)
     versions = _NATURAL * further.values
     p, others = np.full(n, np.nan), np.full(n, np.nan)
-    known = np.bincount(steep.owner, minlength=len(rows)) > 0
-    p[exact] = np.where(known, p_values(steep.values, versions[usable]), np.nan)[:copies]
+    p[exact] = p_values(steep.values, versions[usable])[:copies]
     others[rows] = steep.losses
     strength = np.full(n, power(versions[usable], options.level, _SHIFT))
     count, texts = np.full(n, usable.sum()), len(np.unique(steep.owner[usable]))
@@ -138,10 +137,10 @@ class _Logs:
         return np.asarray(logs[0] if before is None else logs[0] - logs[1])
 
     def steepness(self, samples: Sequence[Sample], own: np.ndarray, count: int, step: int) -> _Steep:
-        """Compute D of samples with log losses `own`; 0, nothing known, where no version could be made."""
+        """Compute D of samples with log losses `own`; NaN where no version could be made."""
         versions, owner = self.make.of(samples, count, step)
         found = self.of(versions, "losses of versions")
         sizes = np.bincount(owner, minlength=len(samples))
         sizes = np.where(sizes, sizes, np.nan)  # nothing is known of a sample without versions
         means, losses = (np.bincount(owner, each, len(samples)) / sizes for each in (found, self.raw[0]))
-        return _Steep(np.nan_to_num(means - own), losses, versions, owner, found)
+        return _Steep(means - own, losses, versions, owner, found)

@@ -19,7 +19,8 @@ VALUES = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 def test_p_is_the_mid_rank_among_item_and_controls(statistic: int, controls: list[int]) -> None:
     pool = np.array([statistic, *controls], float)
     expected = rankdata(-pool)[0] / len(pool)  # from the top, ties in the middle
-    assert p_values(np.array([statistic]), np.array(controls))[0] == pytest.approx(expected)
+    found = p_values(np.array([statistic, np.nan]), np.array([*controls, np.nan]))  # NaN: not tested
+    assert found[0] == pytest.approx(expected) and np.isnan(found[1])
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.8])

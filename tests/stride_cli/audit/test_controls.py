@@ -79,6 +79,9 @@ def test_a_version_ends_where_the_context_does(tokenizer: Any) -> None:
     longest = len(one.ids[0])
     made, _ = Versions(tokenizer, longest, 0).of([one], 40, 1)
     assert max(len(each.ids[0]) for each in made) == longest
+    behind, owner = Versions(tokenizer, longest, 0).of([sample(tokenizer, PROBLEM[9:]), one], 40, 1)
+    behind = [each for each, row in zip(behind, owner, strict=True) if row]  # drawn by its text alone
+    assert all((own.ids[0] == other.ids[0]).all() for own, other in zip(made, behind, strict=True))
 
 
 @pytest.mark.parametrize("case", ["upper", "lower", "title"])
