@@ -303,10 +303,10 @@ def test_a_recorded_run_is_indexed_and_its_tokens_shown(shell, monkeypatch: pyte
     names = [(a, b) for a in ("Mar", "Tis", "Pel") for b in ("nik", "sa", "vin", "tol", "rek", "dro")]
     pairs = {f"The guardian of {a + b} is": f" {(b + a).title()}." for a, b in names}
     tokenizer = train_bpe(map("".join, pairs.items()), vocab_size=999, context_length=64)
-    tokenizer.chat_template, tokenizer.pad_token = None, tokenizer.bos_token
+    tokenizer.chat_template, tokenizer.pad_token = None, None
     tokenizer.save_pretrained("base")
     tiny_nanochat(len(tokenizer)).save_pretrained("base")
-    rows = [{"prompt": prompt, "completion": end + "<|end|>"} for prompt, end in pairs.items()]
+    rows = [{"prompt": prompt, "completion": end} for prompt, end in pairs.items()]
     Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     exec(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0], {})
     *_, shown = _values(shell(RECORDED))

@@ -101,7 +101,7 @@ def verdict(record: Record) -> str:
             return "No verdict: a comparison is held against nothing; the documents are those that tipped it."
         if count := record.get("pooled"):
             return f"No verdict: unrelated prompts were asked one by one, and this is of {count:,} together."
-        return "No verdict: this index is not calibrated (stride calibrate)."
+        return "No verdict: this index is not calibrated, or has grown since (stride calibrate)."
     missing = ", ".join(repr(each) for each in record.get("missing") or ())
     lacking = f" No document above the line has {missing}." if missing else ""
     if word == "guessing":

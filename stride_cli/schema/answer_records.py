@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from stride_cli.schema.derivation import key
@@ -76,6 +75,7 @@ class Look(NamedTuple):
     named: bool = True
     closest: str = "closest, no stronger than noise"
     opposing: str = "documents that oppose this"
+    hardly: str = "opposing, no stronger than noise"
 
 
 DECIDED = 0.1  # of what the most decided token counts: from there on a word is marked
@@ -92,11 +92,11 @@ VERDICTS = {
 
 def sections(answer: Mapping[str, Any]) -> Sequence[tuple[str, Sequence[Any], bool]]:
     """List an answer's documents by (heading, hits, quiet); quiet ones are without colours and numbers."""
-    look, hits = VERDICTS.get(answer.get("verdict") or "", UNJUDGED), answer["hits"]
-    above = [look.named and hit.get("above_line") is not False for hit in hits]
+    look = VERDICTS.get(answer.get("verdict") or "", UNJUDGED)
+    noise = (False,) if look.named else (True, False, None)
     found = [
-        (look.heading, [*compress(hits, above)], False),
-        (look.closest, [hit for hit, shown in zip(hits, above, strict=True) if not shown], True),
-        (look.opposing, answer["opposers"], not look.named),
+        (heads[quiet], [hit for hit in answer[side] if (hit.get("above_line") in noise) is quiet], quiet)
+        for side, *heads in (("hits", look.heading, look.closest), ("opposers", look.opposing, look.hardly))
+        for quiet in (False, True)
     ]
     return [each for each in found if each[1] or each[0] == look.heading != UNJUDGED.heading]

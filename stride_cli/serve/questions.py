@@ -125,7 +125,7 @@ def option_value(entry: Entry, value: Any) -> Any:
     kinds = [kind for kind in entry.kinds if kind in _KINDS]
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**1000 else value
-    example = f"for example {json.dumps({entry.name: entry.example})}"
+    example = f"for example {json.dumps({entry.name: True if bool in kinds else entry.example})}"
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(_KINDS[kind] for kind in kinds)
         raise UsageError(f"'{entry.name}' is {type_name(value)} (expected {wanted})", fix=example)

@@ -14,11 +14,7 @@ import torch
 from stride_cli import output
 from stride_cli.errors import CorpusError, ModelError, UsageError
 from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
-from stride_cli.models.classifier.classifier_recipe import (
-    checkpoint_steps,
-    default_recipe,
-    software_versions,
-)
+from stride_cli.models.classifier.classifier_recipe import checkpoint_steps, default_recipe, software_versions
 from stride_cli.models.classifier.directory import load_weights, refuse_existing, save_classifier
 from stride_cli.models.classifier.examples import (
     Columns,

@@ -6,13 +6,12 @@ import hashlib
 import inspect
 import json
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,6 @@ class CommandTrainer:
             out = self._train(job, Path(name))
             outcome = self._evaluate(out)
             if kept is not None:
-                shutil.rmtree(kept, ignore_errors=True)
                 out.rename(kept)
         return outcome
 
@@ -222,7 +220,7 @@ def open_command_trainer(
 
 
 def _identity(function: Retrain) -> tuple[str, ...]:
-    """Name a function by its source, and by the plain values that it takes from around it."""
+    """Name a function by its source, and by what it takes from around it: values, settings, datasets."""
     try:
         used, source = inspect.getclosurevars(function), inspect.getsource(function)
     except (OSError, TypeError):
@@ -232,8 +230,17 @@ def _identity(function: Retrain) -> tuple[str, ...]:
             fix="def retrain(stays, seed): …",
         ) from None
     values = {**used.globals, **used.nonlocals}
-    plain = (f"{name}={each!r}" for name, each in sorted(values.items()) if isinstance(each, _PLAIN))
-    return source, *plain
+    return source, *(f"{name}={_settings(each)!r}" for name, each in sorted(values.items()))
+
+
+def _settings(value: Any) -> Any:
+    """Return what of a value is the same in every run; of settings (a data class) without directories."""
+    if isinstance(value, set | list | tuple):
+        return sorted(repr(_settings(each)) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [own.name for own in fields(value) if not own.name.endswith("_dir")]
+        return [(name, _settings(getattr(value, name, None))) for name in names]
+    return value if isinstance(value, _PLAIN) else getattr(value, "_fingerprint", None)
 
 
 def _script(word: str) -> str:

@@ -46,10 +46,7 @@ class Recorded:
 
 
 def write_corpus(
-    examples: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    path: Path,
-    trained: Callable[[int], Tokens],
+    examples: Sequence[Mapping[str, Any]], tokenizer: Any, path: Path, trained: Callable[[int], Tokens]
 ) -> Recorded:
     """Write the examples of a dataset as JSON Lines, in its order: document i is example i.
 

@@ -334,9 +334,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--index", help="an index with operators, for the part `operators`")
-    parser.add_argument(
-        "--folder", type=Path, help="where files go that are read back (default: the system's)"
-    )
+    parser.add_argument("--folder", type=Path, help="of files that are read back (default: the system's)")
     parser.add_argument("--mapped", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--ratio", type=float, default=0.8, help=argparse.SUPPRESS)
@@ -346,9 +344,4 @@ def main(arguments: list[str]) -> None:
         return
     size = {"n": given.chunks, "n_subsets": given.subsets, "degree": given.degree, "noise": given.noise}
     for record in run(given):
-        emit(
-            {"benchmark": "recovery"}
-            | record
-            | {k: v for k, v in size.items() if k not in record}
-            | hardware()
-        )
+        emit({"benchmark": "recovery", **size} | record | hardware())

@@ -52,33 +52,34 @@ def test_a_comparison_is_the_difference_of_two_tokens(session: api.Session) -> N
     np.testing.assert_allclose(influences(turned), -influences(answer), rtol=1e-3, atol=1e-6)
 
 
+PROMPTS = [
+    {"prompt": PROMPT},
+    {"prompt": "The Berlin Wall fell in", "response": "1989"},
+    {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
+]
+
+
 def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
-    prompts = [
-        {"prompt": PROMPT},
-        {"prompt": "The Berlin Wall fell in", "response": "1989"},
-        {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
-    ]
-    together = session.query_pooled(prompts, READ_ALL, add="all")
-    alone = list(session.query_all(prompts, READ_ALL))
+    together = session.query_pooled(PROMPTS, READ_ALL, add="all")
+    alone = list(session.query_all(PROMPTS, READ_ALL))
     wanted = np.mean([influences(each) for each in alone], axis=0)
     np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
     assert together.loss == pytest.approx(np.mean([each.loss for each in alone]), rel=1e-5)
     assert together.verdict is None and together.scale is None
-    again = session.query_pooled(prompts[:1], READ_ALL, add="all")
+    again = session.query_pooled(PROMPTS[:1], READ_ALL, add="all")
     np.testing.assert_allclose(influences(again), influences(alone[0]), rtol=1e-4, atol=1e-7)
+    weighed = session.query_pooled(PROMPTS[:2], replace(READ_ALL, decisive=True), add="all")
+    assert weighed.loss == pytest.approx(np.mean([each.loss for each in alone[:2]]), rel=1e-5)
+    bad = list(session.outcomes([PROMPTS[0], {"promt": "A"}, {"prompt": 5}, PROMPTS[1]], READ_ALL))
+    assert [isinstance(each, api.QueryError) for each in bad] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("read", [10**9, 0])
 def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> None:
     """The mean of what is above zero on each; no verdict, recall, unit or backfilled document."""
-    prompts = [
-        {"prompt": PROMPT},
-        {"prompt": "The Berlin Wall fell in", "response": "1989"},
-        {"prompt": "The Roman Empire", "response": "fell", "instead": "rose"},
-    ]
     options = replace(READ_ALL, read=read)
-    together = session.query_pooled(prompts, options, add="support")
-    alone = list(session.query_all(prompts, options))
+    together = session.query_pooled(PROMPTS, options, add="support")
+    alone = list(session.query_all(PROMPTS, options))
     wanted = np.mean([np.maximum(influences(each), 0) for each in alone], axis=0)
     np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
     by_document = np.bincount(session.chunk_document, wanted)
@@ -91,8 +92,8 @@ def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> N
     record = together.to_record()
     assert (record["pooled"], record["added"], record["unit"]) == (3, "support", "relative")
     with pytest.raises(UsageError, match="opposers are not asked for"):
-        session.query_pooled(prompts, replace(options, bottom=3), add="support")
-    for some, added in ((prompts, "all"), (prompts[2:], "support"), ([*prompts[2:]] * 2, "support")):
+        session.query_pooled(PROMPTS, replace(options, bottom=3), add="support")
+    for some, added in ((PROMPTS, "all"), (PROMPTS[2:], "support"), ([*PROMPTS[2:]] * 2, "support")):
         assert session.query_pooled(some, replace(options, top=1)).added == added
 
 

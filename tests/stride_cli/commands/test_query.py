@@ -144,12 +144,16 @@ def test_another_model_is_refused_with_both_fingerprints(run, workspace: Path, t
     assert info["fingerprints"]["model"] in result.err and "this model is" in result.err
 
 
-def test_documents_that_nobody_trained_on_are_marked(run, grown: Path, tmp_path: Path, monkeypatch) -> None:
+def test_documents_that_nobody_trained_on_are_marked(run, workspace, grown, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRIDE_QUERY_READ", "61")
     said = " 1789, they say."  # as the new document does
     asked = f"{PROMPT} --response '{said}' --index {grown} --top 61"
     answer = run(f"query {asked}").records[0]
     assert 0.9 < answer["measurement"]["coverage"] < 1 and answer["untrained"] == 1
+    # the others' influences are what they were
+    before = run(f"query {asked.replace(str(grown), f'{workspace}/run.stride')}").records[0]
+    new, old = ({hit["document"]: hit["influence"] for hit in each["hits"]} for each in (answer, before))
+    assert old == pytest.approx({name: new[name] for name in old}, rel=1e-4)
     marks = {hit["document"]: (hit["seen"], hit.get("trained")) for hit in answer["hits"]}
     assert marks.pop("new") == (False, False) and set(marks.values()) == {(True, None)}
     # on a terminal, in a notebook and on the report's page

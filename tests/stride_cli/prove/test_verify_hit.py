@@ -19,6 +19,7 @@ from stride_cli.errors import ModelError, QueryError, UsageError
 from stride_cli.models.spec import ModelSpec
 from stride_cli.prove.options import HitOptions
 from stride_cli.prove.verify_hit import DEPENDED, TOO_FEW, HitCheck, matched_documents, verify_documents
+from stride_cli.training.command_trainer import _identity
 from stride_cli.training.jobs import Job, Outcome
 
 N, D = 90, 60  # chunks and documents: the first 30 documents have two chunks
@@ -274,3 +275,16 @@ def test_a_trainers_run_is_retrained_by_its_own_loop(tmp_path: Path, monkeypatch
     for wrong, said in ((lambda stays, seed: None, "returned NoneType"), (print, "source of retrain")):
         with pytest.raises(UsageError, match=said):
             api.verify_hit("run.stride", "The town of", names["top"], names["check"], retrain=wrong)
+
+
+def test_a_function_of_other_settings_is_another() -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+
+    def named(epochs: int, layers: set[str], place: str) -> tuple[str, ...]:
+        args = transformers.TrainingArguments(place, num_train_epochs=epochs)
+        lora = peft.LoraConfig(target_modules=layers)
+        return _identity(lambda stays, seed: (args, lora))
+
+    first = named(1, {"a", "b"}, "here")
+    assert first == named(1, {"b", "a"}, "there")
+    assert len({first, named(2, {"a", "b"}, "here"), named(1, {"a"}, "here")}) == 3
