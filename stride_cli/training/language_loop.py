@@ -335,6 +335,5 @@ def _restore(
         return _State(**record["state"])
     except Exception as error:  # unpickling raises many classes
         raise ModelError(
-            f"the state of the unfinished training cannot be read: {path}",
-            fix="start afresh with --overwrite",
+            f"the state of unfinished training cannot be read: {path}", fix="start afresh with --overwrite"
         ) from error

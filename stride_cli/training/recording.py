@@ -296,11 +296,11 @@ class RecordedOrder:
 _FIX = "train with LoRA of floating-point weights, or save the merged model yourself (merge_and_unload)"
 
 
-def lora_rank(model: Any) -> int:
-    """Read the rank of a PEFT model's low-rank parts; 0 for a model that is not PEFT's."""
-    if not hasattr(model, "peft_config"):
-        return 0
-    return int(getattr(model.peft_config[model.active_adapter], "r", 0))
+def lora_ranks(model: Any) -> dict[str, int]:
+    """Read the ranks of a PEFT model's low-rank parts, by the names that their layers have without PEFT."""
+    layers = model.get_base_model().named_modules() if hasattr(model, "peft_config") else ()
+    ranks = ((name, layer.r) for name, layer in layers if isinstance(getattr(layer, "r", None), dict))
+    return {name: int(r[model.active_adapter]) for name, r in ranks if model.active_adapter in r}
 
 
 def refuse_other_adapters(model: Any) -> None:

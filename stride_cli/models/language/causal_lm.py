@@ -29,7 +29,7 @@ from stride_cli.models.kinds import Kind
 from stride_cli.models.language.block_calls import BlockCall, read_tokens, repeated
 from stride_cli.models.language.files import files_fingerprint
 from stride_cli.models.language.fingerprints import state_fingerprint, tokenizer_fingerprint
-from stride_cli.models.language.language_recipe import read_recipe, was_finetuned
+from stride_cli.models.language.language_recipe import Recipe, read_recipe, was_finetuned
 from stride_cli.models.language.lora import trained_matrices
 from stride_cli.models.language.objective import (
     head_logits,
@@ -263,9 +263,16 @@ class CausalLM:
 
     @cached_property
     def _adapted(self) -> Mapping[nn.Module, AdapterMatrices | None]:
-        """Layers that an adapter is on, and what it adds to each; none of a model loaded without one."""
-        named = getattr(self.model, "adapted_layers", {})
+        """Layers that an adapter is on, and what it adds to each (None: unknown, or merged by now)."""
+        merged = (self._merged.lora_layers if self._merged else None) or ()
+        named = getattr(self.model, "adapted_layers", dict.fromkeys(merged))
         return {self.model.get_submodule(name): added for name, added in named.items()}
+
+    @cached_property
+    def _merged(self) -> Recipe | None:
+        """The recipe of a training whose low-rank matrices are in the weights."""
+        found = None if self.path is None else read_recipe(self.path)
+        return found if found and found.lora_rank and not hasattr(self.model, "adapted_layers") else None
 
     @cached_property
     def _beyond(self) -> bool:
@@ -283,11 +290,10 @@ class CausalLM:
 
     @cached_property
     def _adapter_matrices(self) -> Mapping[nn.Module, AdapterMatrices]:
-        if self._adapted:
-            known = {layer: added for layer, added in self._adapted.items() if added is not None}
-            return {} if self._beyond else known
-        recipe = None if self.path is None else read_recipe(self.path)
-        return trained_matrices(self.model, recipe) if recipe is not None and recipe.lora_rank else {}
+        if self._merged is not None:
+            return {} if self._beyond else trained_matrices(self.model, self._merged)
+        known = {layer: added for layer, added in self._adapted.items() if added is not None}
+        return {} if self._beyond else known
 
     def remarks(self, spaces: Sequence[str]) -> list[str]:
         """See `AttributableModel`."""

@@ -72,7 +72,8 @@ class Recipe:
     kind : "train" | "finetune" | "recorded"  the last: by somebody else's loop, which is not repeated here
     architecture : Architecture, optional     of a model trained from scratch
     base, base_fingerprint : str, optional    the model a fine-tuning starts from
-    lora_rank : int                           0 = all weights are trained
+    lora_rank : int                           0 = all weights are trained; the largest, where layers differ
+    lora_layers : list of str, optional       layers that such matrices are on; None: all of the blocks
     block_size : int                          most tokens of a chunk, as in the index
     epochs : float                            passes over the chunks (of the subset, when on a subset)
     steps : int                               optimizer steps over the whole corpus
@@ -116,15 +117,14 @@ class Recipe:
     base: str | None = None
     base_fingerprint: str | None = None
     lora_rank: int = 0
+    lora_layers: list[str] | None = None
     order: str = ORDER_RULE
     late: LateStarts | None = None
 
     def to_record(self) -> dict[str, Any]:
-        """Fields as `to_json` writes them; late starts only where there are some."""
-        record = asdict(self)
-        if self.late is None:
-            del record["late"]
-        return record
+        """Fields as `to_json` writes them; late starts and layers only where there are some."""
+        record, rare = asdict(self), ("late", "lora_layers")
+        return {name: value for name, value in record.items() if name not in rare or value is not None}
 
     def to_json(self) -> str:
         return json.dumps({"recipe_version": RECIPE_VERSION, **self.to_record()}, indent=1, sort_keys=True)
@@ -138,11 +138,10 @@ class Recipe:
         known = {field.name for field in fields(cls)}
         if unknown := set(record) - known:
             raise ValueError(f"unknown fields {sorted(unknown)}")
-        if record.get("architecture") is not None:
-            record["architecture"] = Architecture(**record["architecture"])
         try:
-            if record.get("late") is not None:
-                record["late"] = LateStarts(**record["late"])
+            for name, kind in (("architecture", Architecture), ("late", LateStarts)):
+                if record.get(name) is not None:
+                    record[name] = kind(**record[name])
             return cls(**record)
         except TypeError as error:
             raise ValueError(str(error)) from error

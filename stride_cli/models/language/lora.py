@@ -20,8 +20,7 @@ from stride_cli.models.language.language_recipe import Recipe
 from stride_cli.models.language.structure import block_stack
 from stride_cli.models.linear_layers import AdapterMatrices, is_linear, layer_widths
 
-# α = 2r, as is common
-_SCALE = 2.0
+_SCALE = 2.0  # α = 2r, as is common
 
 
 def add_lora(
@@ -89,19 +88,16 @@ _ENOUGH = 0.99
 
 
 def trained_matrices(model: Any, recipe: Recipe) -> dict[nn.Module, AdapterMatrices]:
-    """Find bases of A's rows and of B's columns for every linear layer of the blocks.
+    """Find bases of A's rows and of B's columns for every linear layer of the blocks that was trained so.
 
     W − W₀ = (α/r) B A, whose row and column spaces are those of A and B as training left them. Where that
     cannot be told (the base model is not on this machine or not in safetensors, or weights are of 16 bits,
-    whose rounding is larger): A as its seed drew it, of which .9 was left after 56 steps (`instructions`,
-    ranks 8 and 16), and no B.
+    whose rounding is larger): A as its seed drew it, of which .9 was left after 56 steps, and no B.
     """
     # A (rank, in) as `add_lora` began with it, in layers that were merged since
-    drawn = {
-        layer: start
-        for layer, _, start in _drawn(block_stack(model).modules(), recipe.lora_rank, recipe.seed)
-    }
-    names = {layer: name for name, layer in model.named_modules()}
+    names, only = {layer: name for name, layer in model.named_modules()}, recipe.lora_layers
+    every = _drawn(block_stack(model).modules(), recipe.lora_rank, recipe.seed)
+    drawn = {layer: start for layer, _, start in every if only is None or names[layer] in only}
     with ExitStack() as opened:
         before = _weights(str(recipe.base), opened)
         return {layer: _added(layer, before(f"{names[layer]}.weight"), A) for layer, A in drawn.items()}
@@ -129,8 +125,7 @@ def _added(layer: Any, before: Tensor | None, drawn: Tensor) -> AdapterMatrices:
     if before is None or after.is_meta or before.shape != after.shape or not after.is_floating_point():
         return unknown
     change = after.detach().float().cpu() - before.float()
-    if not isinstance(layer, nn.Linear):  # GPT-2's, (in, out)
-        change = change.T
+    change = change if isinstance(layer, nn.Linear) else change.T  # GPT-2's, (in, out)
     with torch.random.fork_rng(devices=[]):  # all of its directions would take minutes of a large model
         torch.manual_seed(0)
         columns, sizes, rows = torch.svd_lowrank(change, q=len(drawn))

@@ -17,6 +17,7 @@ from stride_cli import api
 from stride_cli.corpus.options import BuildOptions
 from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.models.loading import load_model
 from stride_cli.training.recording import find_run, refuse_other_adapters, write_corpus
 from tests.tiny_models import random_model, tiny_nanochat
 
@@ -258,8 +259,7 @@ def test_low_rank_parts_are_in_the_weights_that_are_kept(documents, tokenizer, r
 
     from stride_cli import StrideCallback
 
-    base, _ = run
-    data = examples(documents, tokenizer)
+    base, data = run[0], examples(documents, tokenizer)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     callback = StrideCallback(tmp_path / "run", dataset=data, checkpoints=1)
@@ -274,6 +274,8 @@ def test_low_rank_parts_are_in_the_weights_that_are_kept(documents, tokenizer, r
     recipe = read_recipe(tmp_path / "run")
     assert recipe is not None and recipe.lora_rank == 4 and recipe.base == str(base.resolve())
     assert recipe.base_fingerprint is not None
+    adapted, own = load_model(str(tmp_path / "run")).linear_layers("all"), recipe.lora_layers or []
+    assert {name[-6:] for name in own} == {"q_proj", "v_proj"} and len(adapted) == len(own) > 2
     for name, more, refused in (
         ("Mixtral", {"target_parameters": ["mlp.experts.down_proj"]}, "fused experts"),
         ("Llama", {"lora_bias": True}, "lora_bias"),
