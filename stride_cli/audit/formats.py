@@ -95,7 +95,7 @@ def summary(findings: Sequence[Finding]) -> list[str]:
     test = f"{used['count']:,} controls, {kind}: they find {power:.0%} of items whose loss was halved"
     together = max(finding.controls["together"] or 0 for finding in findings)
     if together > 1:
-        more = -(-together * (used["count"] + 1)) - 1
+        more = together * (used["count"] + 1) - 1
         test += f", where {together:,} or more are such; for a single one it takes {more:,} controls"
     reasons = Counter(finding.reason for finding in findings if finding.reason)
     there = Counter(finding.presence["found"] for finding in findings)

@@ -25,10 +25,8 @@ from stride_cli.recovery import kernels
 from stride_cli.startup import compiled
 
 _START, _GROWTH = 3.0, 3.0  # of σ, in units of 1 / ‖m_i‖²
-_QUICK, _RETREAT = (
-    10,
-    10.0,
-)  # σ grows after at most so many Newton steps; it falls so much when they do not end
+# σ grows after at most so many Newton steps; it falls so much when they do not end
+_QUICK, _RETREAT = 10, 10.0
 _LARGEST = 1e9  # beyond this σ, products of rounding errors show
 _ACCURACY = 1e-2  # by how much the gradient of φ shrinks at each σ
 _OUTER, _INNER, _CG, _HALVINGS = 60, 50, 500, 20

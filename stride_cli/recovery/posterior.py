@@ -39,21 +39,15 @@ class Posterior:
     shares: np.ndarray
 
     @classmethod
-    def learnt(cls, estimates: np.ndarray, weights: np.ndarray | None = None) -> Posterior:
-        """From estimates (n,) in units of their errors, those of all chunks or of a random sample.
-
-        Parameters
-        ----------
-        weights : (n,) float64, optional      how much each counts
-        """
+    def learnt(cls, estimates: np.ndarray) -> Posterior:
+        """From estimates (n,) in units of their errors, those of all chunks or of a random sample."""
         values = np.asarray(estimates, np.float64)
-        counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
-        centre = float(np.average(values, weights=counts)) if counts.sum() > 0 else 0.0
+        centre = float(values.mean()) if len(values) else 0.0
         away = values - centre
         furthest = float(np.abs(away).max(initial=0.0))
         reach = furthest if furthest > 1e-100 else 1.0  # of numbers next to zero cells have no width
         middles = np.linspace(-reach, reach, _CELLS + 1)
-        cells = _shared_out(away, counts, reach)
+        cells = _shared_out(away, reach)
         widest = max(2.0 * _LEAST_WIDTH, 1.5 * np.sqrt(max(reach**2 - 1.0, 0.0)))
         widths = np.concatenate([[0.0], np.geomspace(_LEAST_WIDTH, widest, _WIDTHS)])
         variance = np.square(widths) + 1.0
@@ -100,14 +94,14 @@ class Posterior:
         return found
 
 
-def _shared_out(values: np.ndarray, counts: np.ndarray, reach: float) -> np.ndarray:
+def _shared_out(values: np.ndarray, reach: float) -> np.ndarray:
     """Weigh the places between −reach and reach, (c + 1,): a value counts at both places
     beside it, by how near it is, so that rounding moves next to nothing."""
     places = (values + reach) * (_CELLS / (2.0 * reach))
     low = np.clip(np.floor(places).astype(np.int64), 0, _CELLS - 1)
     above = places - low
-    found = np.bincount(low, counts * (1.0 - above), minlength=_CELLS + 1)
-    found += np.bincount(low + 1, counts * above, minlength=_CELLS + 1)
+    found = np.bincount(low, 1.0 - above, minlength=_CELLS + 1)
+    found += np.bincount(low + 1, above, minlength=_CELLS + 1)
     return found
 
 
