@@ -301,7 +301,7 @@ class Answer:
             influence=influence,
             low=low,
             high=high,
-            above_line=None if self.line is None else torn or found.influence > self.line,
+            above_line=None if self.line is None else torn or abs(found.influence) > self.line,
             passage=self.passages.get(found.chunk, ""),
             label=self.labels.get(found.chunk),
             trained=False if found.document in (self.never_trained or ()) else None,

@@ -455,14 +455,15 @@ def recover(
     from stride_cli.recovery.screening import Design
 
     columns, (y,), own, fitted = measurement.columns, measurement.y, exact.chunks, measurement.fitted
-    n_chunks, design = len(columns), Design(columns[:fitted], len(y))
+    n_chunks = len(columns)
+    inside: Any = 1.0 if fitted == n_chunks else np.arange(n_chunks) < fitted  # others were appended since
     # 1. μ and τ, against the average chunk
     posteriors = None
     if estimate is not None:
         posteriors = estimate.given(exact, settings.redundancy)
         prior = posteriors.prior
         if posteriors.shared is not None:
-            y = y - design.sums(posteriors.shared[0:fitted])
+            y = y - Design(columns, len(y)).sums(posteriors.shared[0:n_chunks] * inside)
     else:
         prior = Prior(np.zeros(n_chunks), np.ones(n_chunks))
         prior.means[own], prior.spreads[own] = exact.influences, 0.0
@@ -470,12 +471,12 @@ def recover(
     lasso = replace(settings.lasso, nonneg=settings.lasso.nonneg and not settings.looks_at_chunks)
     average = float(measurement.average[0])
     if lasso.nonneg and average:
-        y = y + average * design.sums(np.ones(fitted))
+        y = y + average * Design(columns, len(y)).sums(np.ones(n_chunks) * inside)
         prior = Prior(prior.means + average, prior.spreads)
     # 3. The one problem. Chunks that were appended keep what is expected of them, and y − M μ is without them
     if fitted < n_chunks:
-        y = y + Design(columns[fitted:], len(y)).sums(prior.means[fitted:])
-        prior = Prior(prior.means, np.where(np.arange(n_chunks) < fitted, prior.spreads, 0.0))
+        y = y + Design(columns, len(y)).sums(prior.means * ~inside)
+        prior = Prior(prior.means, prior.spreads * inside)
     solution = solve_lasso(columns, y, lasso, n_subsets=len(y), prior=prior)
     # 4. How many of the strongest were read
     recall = None
@@ -495,8 +496,7 @@ def shown(
 ) -> Solution:
     """Add the average chunk's influence to weights against it, and what the intercept takes out.
 
-    c is what constant sums of influences leave of y. It is shared evenly by all chunks whose weight is not
-    fixed, so that the influences of all chunks add up to what all subsets answer.
+    c is what constant sums of influences leave of y; chunks whose weight is not fixed share it evenly.
 
     Parameters
     ----------
@@ -511,8 +511,8 @@ def shown(
     share = solution.intercept * len(solution.residual) / (columns.shape[1] * free) if free else 0.0
     indices, values = solution.indices, solution.values
     # weights that happen to be zero are influences all the same
-    if len(indices) < n_chunks and len(own):
-        indices = np.union1d(indices, own)
+    if len(indices) < n_chunks and len(fixed):
+        indices = np.union1d(indices, fixed)
         values = np.zeros(len(indices))
         values[np.searchsorted(indices, solution.indices)] = solution.values
     # of a large corpus the largest

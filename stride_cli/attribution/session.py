@@ -276,9 +276,10 @@ class Session:
             return found
         # what is asked about in words of the user's own counts as it stands, and other turns are no prompt's
         plain = [
-            each.get("span") is None
-            and len(each.get("messages") or "-") == 1
+            isinstance(query, Query)
+            and each.get("span") is None
             and each.get("prompt") is not query
+            and ("prompt" in each or len(each["messages"]) == 1)
             for each, query in zip(prompts, found, strict=True)
         ]
         own: Any = self.model

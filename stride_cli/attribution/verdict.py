@@ -122,12 +122,12 @@ class NullAnswers:
         stronger = 1 + int((shares >= share).sum())
         ranks = 1 + (unrelated[None, :] <= starts[:, None]).sum(axis=1) - ~near  # each among all the others
         allowed = int(_BEYOND * (count + 1))
-        for kind in filter(np.any, (near, ~near)):
+        if 0 < self.near.sum() < FEWEST - 1:  # too few to say of one that it is clear
+            allowed = 0
+        for kind in (near, ~near):
             clear = np.sort(ranks[kind & self.held[known]])
-            most = int(FALSE_CLEAR * (kind.sum() + 1)) - 1
-            if most < 0:  # too few to say of one that it is clear
-                allowed = 0
-            elif len(clear) > most:
+            most = max(0, int(FALSE_CLEAR * (kind.sum() + 1)) - 1)
+            if len(clear) > most:
                 allowed = min(allowed, int(clear[most]) - 1)
         # 3. The line, which is lower beside a document that has what is asked for
         line = float(np.sort(shares)[-max(1, int(_BEYOND * (count + 1)))])

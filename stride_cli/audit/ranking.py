@@ -97,8 +97,8 @@ def among_versions(
     rows = np.concatenate([np.flatnonzero(exact), sources])
     steep = logs.steepness([items[int(row)] for row in rows], own[rows], options.controls_per_item, 1)
     further = logs.steepness(steep.versions, steep.logs, REFERENCES, 2)
-    usable = (steep.owner >= copies) | (len(sources) < FEWEST)
     versions = _NATURAL * further.values
+    usable = ((steep.owner >= copies) | (len(sources) < FEWEST)) & np.isfinite(versions)
     p, others = np.full(n, np.nan), np.full(n, np.nan)
     p[exact] = p_values(steep.values, versions[usable])[:copies]
     others[rows] = steep.losses

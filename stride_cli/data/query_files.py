@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stride_cli.characters import check_text, one_line, shortened
 from stride_cli.corpus.documents import check_messages, content_text, meant_by, type_name
@@ -124,16 +124,16 @@ def as_queries(
     from stride_cli.corpus.forms import PLAIN
     from stride_cli.data.queries import Query, build_queries
 
-    own: Any = model
+    own, rows = cast("Any", model), model.table is not None
     found: list[Any] = []  # a finished query, an error, or texts
     for each in asked:
+        prompt = each.get("prompt")
         try:
-            each = each if "prompt" in each else prompt_texts(each)
-            found.append(each["prompt"] if isinstance(each["prompt"], Query) else each)
+            found.append(prompt if isinstance(prompt, Query) else each if rows else prompt_texts(each))
         except QueryError as error:
             found.append(error)
     texts = [each for each in found if not isinstance(each, Query | StrideError)]
-    if model.table is None:
+    if not rows:
         built = iter(build_queries(own, texts, max_new_tokens=max_new_tokens, form=form or PLAIN))
     else:
         built = iter(_of_rows(own, texts))

@@ -154,7 +154,7 @@ def stored_designs(index: Index) -> Designs:
     seeds = [checkpoint.design_seed for checkpoint in stored_checkpoints(index)]
     designs, fitted = [Designs.of(index, seed) for seed in (None, *seeds)], len(index.array("operators/seen"))
     if fitted < index.n_chunks:
-        sizes = [row_sizes(each.columns[:fitted], each.n_subsets) for each in designs]
+        sizes = [each.row_sizes - row_sizes(each.columns[fitted:], each.n_subsets) for each in designs]
         designs = [replace(each, row_sizes=own) for each, own in zip(designs, sizes, strict=True)]
     return Designs.stacked(designs)
 

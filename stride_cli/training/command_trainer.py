@@ -11,7 +11,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Retrain = Callable[[np.ndarray, int], Any]
 _LINES = 5  # of a failed command's stderr that the error shows
 _SCRIPT_BYTES = 1 << 20
-_PLAIN = bool | int | float | str | Path | None
 
 
 @dataclass
@@ -213,8 +212,7 @@ def open_command_trainer(
     for name in ("{mask}", "{out}"):
         if not any(name in word for word in words):
             raise UsageError(
-                f"--command has no {name}",
-                fix="for example --command 'python train.py --mask {mask} --out {out}'",
+                f"--command has no {name}", fix="such as 'python train.py --mask {mask} --out {out}'"
             )
     return CommandTrainer(words, corpus, workspace.n_chunks, queries, opener, keep)
 
@@ -235,12 +233,14 @@ def _identity(function: Retrain) -> tuple[str, ...]:
 
 def _settings(value: Any) -> Any:
     """Return what of a value is the same in every run; of settings (a data class) without directories."""
-    if isinstance(value, set | list | tuple):
-        return sorted(repr(_settings(each)) for each in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [own.name for own in fields(value) if not own.name.endswith("_dir")]
-        return [(name, _settings(getattr(value, name, None))) for name in names]
-    return value if isinstance(value, _PLAIN) else getattr(value, "_fingerprint", None)
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        value = {name: each for name, each in vars(value).items() if not name.endswith("_dir")}
+    if isinstance(value, dict | set):
+        value = sorted(value.items() if isinstance(value, dict) else value, key=repr)
+    if isinstance(value, list | tuple):
+        return [_settings(each) for each in value]
+    plain = isinstance(value, bool | int | float | str | Path | None)
+    return value if plain else getattr(value, "_fingerprint", None)  # that of a dataset
 
 
 def _script(word: str) -> str:

@@ -166,6 +166,10 @@ class StrideMethod:
         if self._recovery.read:
             raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
         pipeline, measured = self._pipeline(), self._measure(queries)
+        if measured.fitted < self._task.n_chunks:
+            raise UsageError(
+                "operators do not know the chunks that were appended", fix="stride train --overwrite"
+            )
         settings = replace(pipeline.settings, reads=0, estimated=False, redundancy=0.0)
         for start in range(0, len(queries), QUERY_BLOCK):
             part = measured.take(slice(start, start + QUERY_BLOCK))

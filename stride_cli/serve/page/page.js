@@ -369,7 +369,7 @@ const titleOf = hit => hit.title || hit.document;
 function chosenHits(answer) {
   // a document's influence on some words is the sum of these words' rows
   const rows = [...answer.chosen].flatMap(at => answer.words[at].rows);
-  const line = new Map(answer.record.hits.map(hit => [hit.document, hit.above_line]));
+  const line = new Map([...answer.record.hits, ...answer.record.opposers].map(hit => [hit.document, hit.above_line]));
   const judged = answer.record.judged && answer.record.judged.line !== null; // what is no hit is below
   const found = answer.tokens.documents.map((document, column) => {
     const influence = rows.reduce((sum, row) => sum + answer.tokens.influence[row][column], 0);
@@ -386,10 +386,10 @@ function chosenHits(answer) {
 }
 
 function sections(look, supporters, opposers) {
-  // as `stride_cli.attribution.frames.sections`
-  const above = supporters.filter(hit => look.named && hit.above_line !== false);
-  return [[look.heading, above, false], [look.closest, supporters.filter(hit => !above.includes(hit)), true],
-    [looks[""].opposing, opposers, !look.named]]
+  // as `stride_cli.schema.answer_records.sections`
+  const quiet = hit => !look.named || hit.above_line === false;
+  const parts = [[look.heading, look.closest, supporters], [look.opposing, look.hardly, opposers]];
+  return parts.flatMap(([loud, low, hits]) => [[loud, hits.filter(hit => !quiet(hit)), false], [low, hits.filter(quiet), true]])
     .filter(([heading, hits]) => hits.length || (heading === look.heading && heading !== looks[""].heading));
 }
 
@@ -477,8 +477,7 @@ async function read(answer, hit, opener) {
 }
 
 function drawDocument(found, answer, hit) {
-  const named = (looks[answer.record.verdict] || looks[""]).named
-    && (hit.sign === "opposes" || hit.above_line !== false);
+  const named = (looks[answer.record.verdict] || looks[""]).named && hit.above_line !== false;
   const text = Array.from(found.text); // places are counted in characters, not in halves of them
   const segments = segmentsOf(found, text);
   const longest = Math.max(0, ...found.overlaps.map(each => each.words));

@@ -70,8 +70,8 @@ def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
     np.testing.assert_allclose(influences(again), influences(alone[0]), rtol=1e-4, atol=1e-7)
     weighed = session.query_pooled(PROMPTS[:2], replace(READ_ALL, decisive=True), add="all")
     assert weighed.loss == pytest.approx(np.mean([each.loss for each in alone[:2]]), rel=1e-5)
-    bad = list(session.outcomes([PROMPTS[0], {"promt": "A"}, {"prompt": 5}, PROMPTS[1]], READ_ALL))
-    assert [isinstance(each, api.QueryError) for each in bad] == [False, True, True, False]
+    bad = list(session.outcomes([PROMPTS[0], {"promt": "A"}, {"prompt": 5}, {"messages": 5}], READ_ALL))
+    assert [isinstance(each, api.QueryError) for each in bad] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("read", [10**9, 0])

@@ -109,9 +109,9 @@ def test_the_verdict_stands_first_and_colours_and_numbers_above_the_line_alone(w
         parts[:2] = parts[1::-1]
     places = [next(number for number, line in enumerate(lines) if part in line) for part in parts]
     assert places == sorted(places)
-    assert [("█" in line, "%" in line) for line in lines if re.search("history/[ta]", line)] == [
-        (False, False)
-    ] * 3
+    low = [line for line in lines if re.search("history/[ta]", line)]
+    assert len(low) == 3 and not any("█" in line or "%" in line for line in low)
+    assert ("that oppose this" in shown(120, judged(word, 0.05))) == (word != "guessing")
     coloured = shown(120, found, colour=True)
     assert ("\x1b[32m" in coloured) == (word == "clear") and "\x1b[35m" not in coloured
     assert "closest" not in shown(160)  # not calibrated: there is no line
