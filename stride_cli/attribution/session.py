@@ -279,7 +279,7 @@ class Session:
             isinstance(query, Query)
             and each.get("span") is None
             and each.get("prompt") is not query
-            and ("prompt" in each or len(each["messages"]) == 1)
+            and not (isinstance(turns := each.get("messages"), list) and len(turns) > 1)
             for each, query in zip(prompts, found, strict=True)
         ]
         own: Any = self.model

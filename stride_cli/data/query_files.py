@@ -125,11 +125,12 @@ def as_queries(
     from stride_cli.data.queries import Query, build_queries
 
     own, rows = cast("Any", model), model.table is not None
-    found: list[Any] = []  # a finished query, an error, or texts
-    for each in asked:
-        prompt = each.get("prompt")
+    found: list[Any] = []
+    for each in asked:  # a finished query, an error, or texts
+        prompt, turns = each.get("prompt"), each.get("messages")
         try:
-            found.append(prompt if isinstance(prompt, Query) else each if rows else prompt_texts(each))
+            read = rows or (prompt and isinstance(turns, list))
+            found.append(prompt if isinstance(prompt, Query) else each if read else prompt_texts(each))
         except QueryError as error:
             found.append(error)
     texts = [each for each in found if not isinstance(each, Query | StrideError)]
@@ -145,9 +146,8 @@ def _of_rows(model: ClassifierModel, asked: Sequence[Mapping[str, Any]]) -> Iter
     from stride_cli.data.example_queries import row_query
 
     for each in asked:
-        label, instead = each.get("response"), each.get("instead")
         try:
-            yield row_query(model, each["prompt"], label=label, instead=instead)
+            yield row_query(model, each["prompt"], label=each.get("response"), instead=each.get("instead"))
         except (QueryError, NumericalError) as error:
             yield error
 
