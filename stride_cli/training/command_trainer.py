@@ -232,9 +232,9 @@ def _identity(function: Retrain) -> tuple[str, ...]:
 
 
 def _settings(value: Any) -> Any:
-    """Return what of a value is the same in every run; of settings (a data class) without directories."""
+    """Return what of a value is the same in every run; of settings (a data class) no directories or seeds."""
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        value = {name: each for name, each in vars(value).items() if not name.endswith("_dir")}
+        value = {name: each for name, each in vars(value).items() if not name.endswith(("_dir", "seed"))}
     if isinstance(value, dict | set):
         value = sorted(value.items() if isinstance(value, dict) else value, key=repr)
     if isinstance(value, list | tuple):
