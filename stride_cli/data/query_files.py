@@ -127,9 +127,9 @@ def as_queries(
     own, rows = cast("Any", model), model.table is not None
     found: list[Any] = []
     for each in asked:  # a finished query, an error, or texts
-        prompt, turns = each.get("prompt"), each.get("messages")
+        prompt = each.get("prompt")
         try:
-            read = rows or (prompt and isinstance(turns, list))
+            read = rows or ("prompt" in each and isinstance(each.get("messages"), list | None))
             found.append(prompt if isinstance(prompt, Query) else each if read else prompt_texts(each))
         except QueryError as error:
             found.append(error)
