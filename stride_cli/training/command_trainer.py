@@ -151,7 +151,7 @@ class CommandTrainer:
 
 @dataclass
 class FunctionTrainer(CommandTrainer):
-    """Calls a function once a job, in this process; `words` are its source and the plain values it uses.
+    """Calls a function once a job, in this process; `words` are its source and the settings it uses.
 
     Attributes
     ----------
