@@ -163,7 +163,7 @@ def verify_hit(
     check : HitOptions           how many models, retrained by what
     documents : ids, optional    these documents instead of the query's; no operators are needed then
     retrain : callable, optional      takes (D,) bool, which documents stay, and a seed; trains; returns a
-        model or its path. Results are kept by its source and the settings (numbers, texts, data classes) it uses
+        model or its path. Results are kept by its source and the settings (numbers, data classes) it uses
 
     Returns
     -------
