@@ -69,22 +69,21 @@ def token_influences(session: Session, answer: Answer, options: QueryOptions) ->
                     the index is of a classifier, whose response is one token, or the answer is a comparison
                     or of several prompts, or its gradient was corrected
     """
-    from stride_cli.attribution.direct import direct_scale, exact_products, influence_unit
-    from stride_cli.operators.linear_response import measure_linear_with_loss
+    from stride_cli.attribution.direct import exact_products, influence_unit
+    from stride_cli.operators.linear_response import gradients_with_loss
 
     if session.model.classes or answer.query.parts:
         raise UsageError(
             "a class, a comparison and several prompts together have no tokens: there is nothing to divide",
             fix="ask a language model about one response by itself",
         )
-    steered = session.steered[0]
-    direct_scale(steered.operators)  # or an error, before anything is measured
+    steered, workspace = session.steered[0], session.workspace
+    # or an error, before anything is measured
+    unit = influence_unit(steered.operators, workspace, np.atleast_2d(session.designs.row_sizes)[0])
     batch, positions = _by_token(answer)
-    responses, losses = measure_linear_with_loss(steered, batch)
+    losses = gradients_with_loss(steered, batch)[1]
     chunks = _chunks(session, answer, batch)
-    workspace, sizes = session.workspace, np.atleast_2d(session.designs.row_sizes)[0]
-    factors = influence_unit(steered.operators, workspace, sizes, len(responses))
-    found = factors[:, None] * exact_products(steered, [batch], workspace.chunks, chunks)
+    found = unit * exact_products(steered, [batch], workspace.chunks, chunks)
     counts = answer.query.weights[positions]
     rows, whole = found[:-1] * (counts / counts.sum())[:, None], found[-1]
     documents, owner = np.unique(session.chunk_document[chunks], return_inverse=True)

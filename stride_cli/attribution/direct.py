@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -88,17 +88,13 @@ def exact_products(
     return products
 
 
-def influence_unit(
-    operators: Operators, workspace: Workspace, row_sizes: np.ndarray, count: int, *, scale: Any = 1.0
-) -> np.ndarray:
-    """Return a of Q queries, (Q,) float64.
+def influence_unit(operators: Operators, workspace: Workspace, row_sizes: np.ndarray) -> float:
+    """Return a where s is 1.
 
     Parameters
     ----------
     operators : Operators           of the model; chunks that were appended since their fit do not count
     row_sizes : (K,)                |A_k|
-    count : Q
-    scale : (Q,) or float           s
 
     Raises
     ------
@@ -109,4 +105,4 @@ def influence_unit(
     fitted, chunks = len(operators.seen), workspace.chunks
     typical = chunks.typical if fitted == chunks.n_chunks else FirstChunks(workspace.index, fitted).typical
     mean_size = max(1.0, float(np.asarray(row_sizes, np.float64).mean()))
-    return np.broadcast_to(direct_scale(operators) * scale / (typical * mean_size), count)
+    return direct_scale(operators) / (typical * mean_size)

@@ -418,9 +418,8 @@ class Pipeline:
         if len(rows):
             products = exact_products(self.steered, batches, chunks, rows)
         # P is a product of gradients; w = a P − b is in the unit of the problem's weights
-        factors = influence_unit(
-            self.steered.operators, self.workspace, self.row_sizes, len(chosen), scale=measurement.scale
-        )
+        unit = influence_unit(self.steered.operators, self.workspace, self.row_sizes)
+        factors = np.broadcast_to(unit * measurement.scale, len(chosen))
         return [
             Exact(
                 own, products[query, np.searchsorted(rows, own)], factors[query], measurement.average[query]
@@ -456,14 +455,15 @@ def recover(
 
     columns, (y,), own, fitted = measurement.columns, measurement.y, exact.chunks, measurement.fitted
     n_chunks = len(columns)
-    inside: Any = 1.0 if fitted == n_chunks else np.arange(n_chunks) < fitted  # others were appended since
     # 1. μ and τ, against the average chunk
     posteriors = None
     if estimate is not None:
         posteriors = estimate.given(exact, settings.redundancy)
         prior = posteriors.prior
         if posteriors.shared is not None:
-            y = y - Design(columns, len(y)).sums(posteriors.shared[0:n_chunks] * inside)
+            shared = posteriors.shared[0:n_chunks]
+            shared[fitted:] = 0.0  # subsets answer without chunks that were appended
+            y = y - Design(columns, len(y)).sums(shared)
     else:
         prior = Prior(np.zeros(n_chunks), np.ones(n_chunks))
         prior.means[own], prior.spreads[own] = exact.influences, 0.0
@@ -471,12 +471,13 @@ def recover(
     lasso = replace(settings.lasso, nonneg=settings.lasso.nonneg and not settings.looks_at_chunks)
     average = float(measurement.average[0])
     if lasso.nonneg and average:
-        y = y + average * Design(columns, len(y)).sums(np.ones(n_chunks) * inside)
+        y = y + average * Design(columns, len(y)).sums((np.arange(n_chunks) < fitted).astype(float))
         prior = Prior(prior.means + average, prior.spreads)
     # 3. The one problem. Chunks that were appended keep what is expected of them, and y − M μ is without them
     if fitted < n_chunks:
-        y = y + Design(columns, len(y)).sums(prior.means * ~inside)
-        prior = Prior(prior.means, prior.spreads * inside)
+        appended = np.arange(n_chunks) >= fitted
+        y = y + Design(columns, len(y)).sums(prior.means * appended)
+        prior = Prior(prior.means, np.where(appended, 0.0, prior.spreads))
     solution = solve_lasso(columns, y, lasso, n_subsets=len(y), prior=prior)
     # 4. How many of the strongest were read
     recall = None

@@ -276,8 +276,7 @@ class Session:
             return found
         # what is asked about in words of the user's own counts as it stands, and other turns are no prompt's
         plain = [
-            isinstance(query, Query)
-            and each.get("span") is None
+            each.get("span") is None
             and each.get("prompt") is not query
             and not (isinstance(turns := each.get("messages"), list) and len(turns) > 1)
             for each, query in zip(prompts, found, strict=True)

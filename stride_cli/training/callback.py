@@ -235,7 +235,7 @@ def _recipe(
     """Describe the training as a recipe."""
     base = str(getattr(model, "name_or_path", "") or "")
     block_size = min(max(_BLOCK_SIZE, corpus.longest), context_length(model))  # rows are never cut
-    steps = max(1, state.max_steps)
+    steps, ranks = max(1, state.max_steps), lora_ranks(model)
     return Recipe(
         kind=RECORDED,
         base=(str(Path(base).resolve()) if base and Path(base).exists() else base) or None,
@@ -254,8 +254,8 @@ def _recipe(
         clip=float(args.max_grad_norm or 0.0),
         dtype="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         seed=int(args.data_seed if args.data_seed is not None else args.seed),
-        lora_rank=max(lora_ranks(model).values(), default=0),
-        lora_layers=list(lora_ranks(model)) or None,
+        lora_rank=max(ranks.values(), default=0),
+        lora_layers=list(ranks) or None,
         order=_ORDER_RULE,
         corpus={"sources": [CORPUS], "fingerprint": corpus.fingerprint, "documents": corpus.documents},
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),

@@ -264,9 +264,9 @@ class CausalLM:
     @cached_property
     def _adapted(self) -> Mapping[nn.Module, AdapterMatrices | None]:
         """Layers that an adapter is on, and what it adds to each (None: unknown, or merged by now)."""
-        modules, merged = dict(self.model.named_modules()), self._merged and self._merged.lora_layers
-        named = getattr(self.model, "adapted_layers", dict.fromkeys(merged or ()))
-        return {modules[name]: added for name, added in named.items() if name in modules}
+        modules, merged = dict(self.model.named_modules(remove_duplicate=False)), self._merged
+        own = getattr(self.model, "adapted_layers", dict.fromkeys((merged and merged.lora_layers) or ()))
+        return {modules[name]: added for name, added in own.items() if name in modules}
 
     @cached_property
     def _merged(self) -> Recipe | None:

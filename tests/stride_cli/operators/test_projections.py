@@ -160,13 +160,13 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
     responses = measure_linear(steered, asked)
     sizes = np.bincount(columns.reshape(-1), minlength=K)
     rows = np.arange(chunks.n_chunks)
-    factors = influence_unit(fitted, workspace_of(model, chunks), sizes, 3)
+    unit = influence_unit(fitted, workspace_of(model, chunks), sizes)
     offsets = average_influence(responses, sizes)
     products = exact_products(steered, [asked], chunks, rows)
-    exact = factors[:, None] * products - offsets[:, None]
+    exact = unit * products - offsets[:, None]
     found = Estimate.of(steered, queries_of(chunks), [asked], workspace_of(model, chunks))
     for query in range(3):
-        none = Exact(np.empty(0, np.int64), np.empty(0), factors[query], offsets[query])
+        none = Exact(np.empty(0, np.int64), np.empty(0), unit, offsets[query])
         own = found[query].given(none)
         assert np.corrcoef(exact[query], own.prior.means)[0, 1] > 0.3
         assert own.prior.means.argmax() == [3, 17, 30][query]  # each query is a chunk of the corpus
@@ -174,7 +174,7 @@ def test_they_tell_influences_of_chunks(model, chunks: ChunkReader, columns, fit
         values, errors = own.projected(0, chunks.n_chunks)
         some = errors > 0
         assert 0.6 < np.sqrt(np.mean(np.square((values - exact[query])[some] / errors[some]))) < 1.6
-        every = Exact(rows, products[query], factors[query], offsets[query])
+        every = Exact(rows, products[query], unit, offsets[query])
         whole = found[query].given(every).prior
         np.testing.assert_allclose(whole.means, exact[query])
         assert not whole.spreads.any()

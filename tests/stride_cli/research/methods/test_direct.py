@@ -34,8 +34,8 @@ def matrix(design: Designs, n_chunks: int) -> np.ndarray:
 
 
 def influences(steered: SteeredModel, batch, task, rows: np.ndarray, sizes) -> np.ndarray:
-    factors = influence_unit(steered.operators, task, sizes, len(batch.ids))
-    return factors[:, None] * exact_products(steered, [batch], task.chunks, rows)
+    unit = influence_unit(steered.operators, task, sizes)
+    return unit * exact_products(steered, [batch], task.chunks, rows)
 
 
 @pytest.mark.parametrize(
