@@ -162,11 +162,13 @@ def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -
     Returns
     -------
     list of (T,) float64      per chunk; nats by which the token's loss falls per unit step along u, positive
-                              where the token supports the query, 0 where it is not scored
+                              where the token supports the query, 0 where it is not scored; as on average
+                              over training where chunks' gradients are
     """
     import torch
 
     from stride_cli.operators.exact_response import token_losses_both_ways
+    from stride_cli.operators.initial_residuals import average_residuals
 
     step, changes = direction.step, np.zeros(batch.ids.shape)
     if step > 0:
@@ -174,7 +176,11 @@ def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -
         gates = [torch.from_numpy(part * np.float32(step)).to(device) for part in direction.parts]
         with torch.no_grad():
             (towards, away), places = token_losses_both_ways(steered, batch, gates)
-        changes.flat[places.cpu().numpy()] = ((away - towards) / (2 * step)).double().cpu().numpy()
+            falls, places = (away - towards) / (2 * step), places.cpu()
+            if steered.averaged:
+                before = 1.0 if batch.before is None else batch.before.flatten()[places].to(falls)
+                falls = falls * average_residuals(-torch.expm1(-(away + towards) / 2), before)
+        changes.flat[places.numpy()] = falls.double().cpu().numpy()
     return list(changes)
 
 

@@ -71,7 +71,7 @@ def token_losses_both_ways(
 
     Returns
     -------
-    losses : (2, S) nats        of the scored tokens of all rows, row by row: float32, of few classes float64
+    losses : (2, S) float64     nats of the scored tokens of all rows, row by row
     places : (S,) int64         where each of them stands among the B T of the batch
     """
     # 1. The scored positions of all rows, and where the continuation begins
@@ -121,5 +121,6 @@ def token_losses_both_ways(
             shift = space(read, gate[: len(read)])
             # what reads the same both ways shifts as far the other way
             logits = logits + (shift if len(read) == ways else torch.cat([shift, -shift]))
-        losses.append(cross_entropy(model.soft_cap(logits), targets[some]))
-    return torch.cat(losses, dim=1) if losses else final.new_zeros(ways, 0), at + 1
+        # in float64: the change of a memorised token's loss would be lost to rounding
+        losses.append(cross_entropy(model.soft_cap(logits).double(), targets[some]))
+    return torch.cat(losses, dim=1) if losses else final.new_zeros(ways, 0).double(), at + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
 
     from stride_cli.api import QueryOptions, Session
     from stride_cli.attribution.passages import direction_of, token_influence
-    from stride_cli.operators.gradients import gate_gradients
+    from stride_cli.operators.gradients import chunk_gradients, gate_gradients
 
     session = Session.open(workspace / "run.stride")
     answer = session.query("The French Revolution began in", QueryOptions(top=60))
@@ -60,7 +61,8 @@ def test_tokens_add_up_to_what_is_read_of_a_chunk(workspace: Path) -> None:
     batch = reader.batch(np.arange(session.index.n_chunks))
     found = token_influence(steered, direction_of(steered, answer.query, answer.responses), batch)
     sums = np.array([values.sum() for values in found])
-    asked, read = (gate_gradients(steered, each)[0] for each in (answer.query.batch(), batch))
+    asked, whole = gate_gradients(steered, answer.query.batch())[0], replace(steered, normalized=0.0)
+    read = chunk_gradients(whole, batch)[0]  # of memorised tokens as on average over training
     products = sum((part @ query[0]).numpy() for part, query in zip(read, asked, strict=True))
     assert np.corrcoef(products * batch.scored.numpy(), sums)[0, 1] > 0.99
     hit = answer.supporters[0]

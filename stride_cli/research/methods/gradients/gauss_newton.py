@@ -35,8 +35,8 @@ def gauss_newton(passes: Passes, chunks: ChunkReader, vectors: Tensor) -> Tensor
     found = torch.zeros_like(vectors)
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
         for batch in chunks.batches(passes.batch_tokens):
-            with _moved(passes.capture.layers, vectors.device) as changes:
-                logits, weights = _logits(passes, batch)
+            with moved(passes.capture.layers, vectors.device) as changes:
+                logits, weights = scored_logits(passes, batch)
                 pull = torch.zeros_like(logits, requires_grad=True)
                 # ⟨v, ∂⟨pull, logits⟩⟩ is linear in pull: its derivative there is J v
                 _, derivative = differentiated((pull * logits).sum(), changes, [pull])
@@ -48,7 +48,7 @@ def gauss_newton(passes: Passes, chunks: ChunkReader, vectors: Tensor) -> Tensor
     return found / chunks.n_chunks
 
 
-def _logits(passes: Passes, batch: Batch) -> tuple[Tensor, Tensor]:
+def scored_logits(passes: Passes, batch: Batch) -> tuple[Tensor, Tensor]:
     """Compute the logits of a batch's scored tokens, (N, V), and what each token counts, (N, 1)."""
     model = passes.capture.model
     ids, weights = batch.ids.to(model.device), batch.weights.to(model.device)[:, 1:]
@@ -61,7 +61,7 @@ def _logits(passes: Passes, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _moved(layers: Sequence[Layer], device: torch.device) -> Iterator[list[Tensor]]:
+def moved(layers: Sequence[Layer], device: torch.device) -> Iterator[list[Tensor]]:
     """Add a change to every layer's matrix, (n_out, n_in) zeros that can be differentiated in."""
     changes = [torch.zeros(each.n_out, each.n_in, device=device, requires_grad=True) for each in layers]
     with ExitStack() as hooks:
