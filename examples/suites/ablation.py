@@ -22,7 +22,6 @@ from index_format.reader import Index
 from stride_cli.attribution.estimates import Estimate
 from stride_cli.data.workspace import Workspace, open_model
 from stride_cli.research.evaluation.metrics import lds
-from stride_cli.research.methods.protocol import score_all
 from stride_cli.research.methods.registry import open_method
 from stride_cli.research.training.truth import Truth
 
@@ -68,7 +67,7 @@ def main() -> None:
     def scores(spec: str) -> np.ndarray:
         method = open_method(spec)
         method.fit(task)
-        return score_all(method, queries)
+        return np.concatenate(list(method.score(queries)))
 
     def agreement(found: np.ndarray) -> np.ndarray:
         return lds(found, truth.masks, truth.losses[:, :, rows]).spearman

@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 from leaks_rules import known_words, listed, names, names_in, numerals, people, things, worded
-from planted import read_rows, write
+from planted import Row, read_rows, write
 
 from stride_cli.randomness import stream
 
@@ -167,7 +167,9 @@ def write_corpus(
     taken = {row["id"] for row, _, _ in items}
     absent = [row for row in drawn if row["id"] not in taken][: chosen.absent]
     items += [(row, "absent", "") for row in absent]
-    pool, behind, benchmark = [], [], []
+    pool: list[Row] = []
+    behind: list[Row] = []
+    benchmark = []
     others = iter(problems)
     for place, (row, state, copy) in enumerate(items):
         pair = {"prompt": row["prompt"], "response": row["response"]}
@@ -259,12 +261,12 @@ def tables(chosen: argparse.Namespace) -> None:
             for allowed in (0.0, 0.02):
                 line = float(np.quantile(share[false], 1 - allowed))
                 for each, flagged in zip(kinds, share > line, strict=True):
-                    cell = (corpus, f"{name}:{allowed:g}", "", "pairs", each["state"], each["copy"])
-                    count = total.setdefault(cell, Counter())
+                    place = (corpus, f"{name}:{allowed:g}", "", "pairs", each["state"], each["copy"])
+                    count = total.setdefault(place, Counter())
                     count["items"] += 1
                     count["found"] += bool(flagged)
-    for cell, count in total.items():
-        labels = dict(zip(("corpus", "model", "controls", "form", "state", "copy"), cell, strict=True))
+    for place, count in total.items():
+        labels = dict(zip(("corpus", "model", "controls", "form", "state", "copy"), place, strict=True))
         sys.stdout.write(json.dumps({"table": "matrix", **labels, **count}) + "\n")
     markdown(total)
 

@@ -54,10 +54,10 @@ def answers(path: str, rows: list[dict[str, Any]], *, plain: bool = False) -> It
             yield bool((tokens == logits.argmax(1)).all())
             continue
         other = next(others)
-        plain = other.ids[0][np.flatnonzero(other.weights[0])]
-        shared = min(len(tokens), len(plain))
-        first = int(np.flatnonzero(tokens[:shared] != plain[:shared])[0])
-        yield bool(logits[first, tokens[first]] > logits[first, plain[first]])
+        instead = other.ids[0][np.flatnonzero(other.weights[0])]
+        shared = min(len(tokens), len(instead))
+        first = int(np.flatnonzero(tokens[:shared] != instead[:shared])[0])
+        yield bool(logits[first, tokens[first]] > logits[first, instead[first]])
 
 
 def counts(rows: list[dict[str, Any]], name: str, which: np.ndarray, by: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-Row = dict[str, object]
+Row = dict[str, Any]
 _FIRST = [
     "b",
     "br",

@@ -71,7 +71,7 @@ def write_table(work: Path) -> None:
     tasks = sorted(found[first])
     for measure in ("f1", "loss"):
         values = {name: np.array([rows[t][measure]["mean"] for t in tasks]) for name, rows in found.items()}
-        for name, own in values.items():
+        for name, mean in values.items():
             over_seeds = np.array([found[name][t][measure]["sd"] or np.nan for t in tasks], float)
             row = {
                 "suite": "selection",
@@ -79,8 +79,8 @@ def write_table(work: Path) -> None:
                 "set": name,
                 "tasks": len(tasks),
                 "seeds": found[name][tasks[0]]["seeds"],
-                "mean": float(own.mean()),
-                "sd_tasks": float(own.std(ddof=1)),
+                "mean": float(mean.mean()),
+                "sd_tasks": float(mean.std(ddof=1)),
                 "sd_seeds": None if np.isnan(over_seeds).any() else float(np.sqrt((over_seeds**2).mean())),
             }
             print(json.dumps(row))
@@ -91,7 +91,7 @@ def write_table(work: Path) -> None:
             if other in ("base", own):
                 continue
             difference = values[own] - values[other]
-            row = {
+            against = {
                 "suite": "selection",
                 "measure": measure,
                 "set": own,
@@ -101,7 +101,7 @@ def write_table(work: Path) -> None:
                 "tasks_above": int((difference > 0).sum()),
                 "tasks": len(tasks),
             }
-            print(json.dumps(row))
+            print(json.dumps(against))
 
 
 def main() -> None:

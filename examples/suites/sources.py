@@ -341,7 +341,7 @@ def tables(queries: Path, corpus: Path, scores: Path) -> Iterator[Row]:
     found = {}
     for path in sorted(scores.glob("*.json")):
         values = [
-            measured(given, *([place[name] for name in row[key]] for key in ("causes", "anti")))
+            measured(np.asarray(given), *([place[name] for name in row[key]] for key in ("causes", "anti")))
             for row, given in zip(rows, read_scores(path, len(rows), len(place)), strict=True)
         ]
         found[path.stem.replace("_", ":", 1)] = dict(zip(MEASURES, np.array(values).T, strict=True))

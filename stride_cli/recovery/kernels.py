@@ -313,17 +313,6 @@ def scan_batch_kernel(degree: int) -> Callable[..., None]:
     return kernel
 
 
-@compiled(parallel=True)
-def correlate_kernel(columns, vector, out):
-    """out[i] = m_i · vector for columns (n, d) and vector (P,) float64, in parallel."""
-    degree = columns.shape[1]
-    for i in prange(columns.shape[0]):
-        value = 0.0
-        for j in range(degree):
-            value += vector[columns[i, j]]
-        out[i] = value
-
-
 @compiled
 def inner_products_kernel(rows, vector, out):
     """out[i] = m_i · vector for a small set of columns, in one thread (many queries may run at once)."""

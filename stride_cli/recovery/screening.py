@@ -140,17 +140,14 @@ class Design:
             raise _damaged()
         return sample
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Columns `start` … `stop`-1 as they lie in shards, and the number of each piece's first."""
+    def _slice(self, start: int, stop: int) -> np.ndarray:
+        """Columns `start` … `stop`-1, of one shard or several."""
+        pieces = [self.shards[0][:0]]
         for shard, begin in zip(self.shards, self.starts.tolist(), strict=False):
             low, high = max(start, begin), min(stop, begin + len(shard))
             if low < high:
-                yield shard[low - begin : high - begin], low
-
-    def _slice(self, start: int, stop: int) -> np.ndarray:
-        """Columns `start` … `stop`-1, of one shard or several."""
-        pieces = [piece for piece, _ in self._pieces(start, stop)] or [self.shards[0][:0]]
-        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+                pieces.append(shard[low - begin : high - begin])
+        return np.concatenate(pieces) if len(pieces) > 2 else pieces[-1]
 
     def sample_scores(
         self, residual: np.ndarray, *, signed: bool, scales: Scales | None = None
@@ -256,17 +253,6 @@ class Design:
         starts = self._bounds[shard] + self.starts[shard]
         return _gather(tuple(array[q] for array in out), starts, float(floors[q]))
 
-    def correlate(self, vector: np.ndarray, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Mᵀ vector: (n,) float64 for a vector (K,); of chunks `start` … `stop`-1 alone where these are
-        given."""
-        stop = self.n_chunks if stop is None else stop
-        out = np.empty(stop - start)
-        padded = residual_padded(np.asarray(vector, dtype=np.float64), self._padded)
-        for piece, place in self._pieces(start, stop):
-            with _parallel:
-                kernels.correlate_kernel(piece, padded, out[place - start : place - start + len(piece)])
-        return out
-
     def count_neighbours(self, ids: np.ndarray) -> np.ndarray:
         """For each chunk of `ids`, how many other chunks share at least d − 1 subsets with it: (len,) int64.
 
@@ -285,13 +271,6 @@ class Design:
                     kernels.neighbours_kernel(shard, masks, per_lane, bounds)
                 counts[first : first + 64] += per_lane.sum(axis=0)[: len(part)]
         return counts - 1  # each was counted as its own neighbour
-
-
-def residual_padded(residual: np.ndarray, size: int) -> np.ndarray:
-    """`residual` (K,) followed by NaN up to `size` entries."""
-    padded = np.full(size, np.nan)
-    padded[: len(residual)] = residual
-    return padded
 
 
 def _as_shard(piece: Any, n_subsets: int) -> np.ndarray:

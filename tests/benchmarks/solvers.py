@@ -29,6 +29,7 @@ import numpy as np
 
 from index_format.design import build_columns
 from stride_cli.output import emit, note
+from stride_cli.recovery.kernels import inner_products_kernel
 from stride_cli.recovery.lasso import solve_lasso
 from stride_cli.recovery.problem import LassoSettings, Prior
 from stride_cli.recovery.screening import Design
@@ -50,7 +51,9 @@ def units(name: str, n: int) -> np.ndarray:
 
 def largest_score(columns: np.ndarray, vector: np.ndarray, unit: np.ndarray) -> float:
     """λ_max at y, and at any residual what its multiples may not exceed."""
-    return float((np.abs(Design(columns, len(vector)).correlate(vector)) * unit).max())
+    products = np.empty(len(columns))
+    inner_products_kernel(columns, vector, products)
+    return float((np.abs(products) * unit).max())
 
 
 def relative_gap(

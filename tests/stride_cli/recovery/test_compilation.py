@@ -30,7 +30,7 @@ others = [np.asfortranarray(columns), columns[::-1], [columns[:900], columns[900
 for given in [columns, *(others if sys.argv[2] else [])]:
     for ratio in (0.8, 0.05):
         solve_lasso(given, y, LassoSettings(ratio), n_subsets=len(y))
-    Design(given, len(y)).correlate(y)
+    Design(given, len(y)).count_neighbours(np.arange(2))
 found = [v for module in (kernels, newton) for v in vars(module).values() if isinstance(v, CPUDispatcher)]
 found.append(kernels.scan_kernel(columns.shape[1]))
 print(json.dumps({
@@ -75,7 +75,7 @@ def test_a_solve_does_not_change_torchs_threads() -> None:
         "torch.set_num_threads(1)\n"
         "torch.ones(4) @ torch.ones(4)\n"
         "columns = build_columns(0, 200_000, n_subsets=50, degree=5, seed=0)\n"
-        "Design(columns, 50).correlate(np.arange(50.0))\n"
+        "Design(columns, 50).count_neighbours(np.arange(2))\n"
         "import numba\n"
         "print(torch.get_num_threads(), numba.threading_layer())"
     )

@@ -23,16 +23,13 @@ def solved(n: int, *, seed: int = 0) -> tuple[np.ndarray, Solution]:
     return columns, solve_lasso(columns, y, LassoSettings(lambda_ratio=0.2), n_subsets=K)
 
 
-def test_sums_and_correlations_of_a_design_in_shards_are_those_of_the_whole() -> None:
-    columns, found = solved(300)
+def test_sums_of_a_design_in_shards_are_those_of_the_whole() -> None:
+    columns = build_columns(0, 300, n_subsets=K, degree=DEGREE, seed=0)
     weights = np.random.default_rng(1).normal(size=300)
     matrix = np.zeros((K, 300))
     matrix[columns.T, np.arange(300)] = 1.0
     pieces = Design(ShardedArray([columns[:90], columns[90:91], columns[91:]]), K)
     np.testing.assert_allclose(pieces.sums(weights), matrix @ weights, atol=1e-12)
-    for start, stop in ((0, 300), (0, 90), (80, 95), (91, 91), (200, 300)):
-        wanted = matrix.T @ found.residual
-        np.testing.assert_allclose(pieces.correlate(found.residual, start, stop), wanted[start:stop])
 
 
 def test_ranking_holds_little_of_many_chunks() -> None:
