@@ -265,8 +265,8 @@ def tables(chosen: argparse.Namespace) -> None:
                     count = total.setdefault(place, Counter())
                     count["items"] += 1
                     count["found"] += bool(flagged)
-    for place, count in total.items():
-        labels = dict(zip(("corpus", "model", "controls", "form", "state", "copy"), place, strict=True))
+    for key, count in total.items():
+        labels = dict(zip(("corpus", "model", "controls", "form", "state", "copy"), key, strict=True))
         sys.stdout.write(json.dumps({"table": "matrix", **labels, **count}) + "\n")
     markdown(total)
 
