@@ -285,7 +285,7 @@ class Pipeline:
         QueryError          a query is longer than the model's context
         NumericalError      a response or loss is not finite
         """
-        from stride_cli.operators.exact_response import measure_exact
+        from stride_cli.operators.exact_response import paper_measurement
         from stride_cli.operators.linear_response import measure_linear_with_loss
 
         found, losses = [], []
@@ -293,7 +293,8 @@ class Pipeline:
         for batch in batches:
             responses, loss = measure_linear_with_loss(self.steered, batch)
             if self.settings.method == "exact":
-                responses = measure_exact(self.steered, batch, batch_size=self.settings.batch_size)
+                size = self.settings.batch_size
+                responses = paper_measurement().measure_exact(self.steered, batch, batch_size=size)
             found.append(responses)
             losses.append(loss)
         # 2. Parts make queries

@@ -1,7 +1,7 @@
 """Losses of steered continuations: of both ways along one direction here; of K subsets in the paper's way.
 
-The paper measures by K steered continuations a query (`stride_cli.research.paper.exact_response`); a fit in
-closed form answers from one gradient, and takes these to find how far its gates may go.
+The paper measures by K steered continuations a query (`stride_cli.research.paper.exact_response`). A fit in
+closed form answers from one gradient; what each token of a chunk has to do with it, two continuations tell.
 """
 
 from __future__ import annotations
@@ -22,19 +22,8 @@ _HEAD_NUMBERS = 1 << 22  # logits of steered rows held at once
 
 
 def paper_measurement() -> Any:
-    """Import exact measurement, `stride_cli.research.paper.exact_response`, by name."""
+    """Import the paper's measurement by name: rooms do not import research."""
     return import_module("stride_cli.research.paper.exact_response")
-
-
-def measure_exact(
-    steered: SteeredModel, batch: Batch, *, subsets: np.ndarray | None = None, batch_size: int = 8
-) -> np.ndarray:
-    """Measure the loss change that steering towards each subset causes on each query: (Q, S) float64 nats;
-    see `stride_cli.research.paper.exact_response.measure_exact`."""
-    found: np.ndarray = paper_measurement().measure_exact(
-        steered, batch, subsets=subsets, batch_size=batch_size
-    )
-    return found
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:

@@ -39,7 +39,6 @@ from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.operators import closed
 from stride_cli.operators.closed import ClosedSettings, fit_closed
 from stride_cli.operators.device_memory import ShrinkingBatches
-from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gradient_products
 from stride_cli.operators.layer_spaces import MlpMatrixSpace
 from stride_cli.operators.linear_response import measure_linear
@@ -47,6 +46,7 @@ from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.operators.pair_space import token_pairs
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.output import emit
+from stride_cli.research.paper.exact_response import measure_exact
 from tests.benchmarks._machine import machine
 
 # of SmolLM2-135M, Qwen2.5-0.5B and -1.5B

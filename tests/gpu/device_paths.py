@@ -76,10 +76,10 @@ class Paths:
     def query(self) -> list[np.ndarray]:
         """Linear and exact measurement, reading, estimates by projections."""
         from stride_cli.attribution.direct import query_gradients
-        from stride_cli.operators.exact_response import measure_exact
         from stride_cli.operators.gradients import gradient_products
         from stride_cli.operators.linear_response import measure_linear_with_loss
         from stride_cli.operators.steered_model import SteeredModel
+        from stride_cli.research.paper.exact_response import measure_exact
 
         operators = self.fit(EVERY_SPACE, project=64)
         steered = SteeredModel.of(self.model, operators)

@@ -14,12 +14,12 @@ from index_format.errors import IndexMismatch
 from stride_cli.data.batches import Batch
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.linear_layers import is_linear, layer_widths
-from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.layer_spaces import LayerMatrixSpace, LinearMatrixSpace, OutputMatrixSpace
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.operators.store import Operators
+from stride_cli.research.paper.exact_response import measure_exact
 from tests.tiny_models import DECODERS, EXPERTS
 
 Maker = Callable[..., Any]

@@ -50,8 +50,8 @@ def test_packed_gates_act_as_the_rounded_matrix(count: int, size: int, queries: 
 def test_rounding_hardly_moves_what_subsets_measure(
     model, chunks: ChunkReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stride_cli.operators.exact_response import measure_exact
     from stride_cli.operators.linear_response import gradients_with_loss, measure_linear
+    from stride_cli.research.paper.exact_response import measure_exact
 
     columns = np.stack([np.random.default_rng(i).choice(K, 3, replace=False) for i in range(chunks.n_chunks)])
     chosen = ClosedSettings(

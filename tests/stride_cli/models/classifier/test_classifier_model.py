@@ -12,12 +12,12 @@ from stride_cli.data.example_queries import queries_of_rows, register
 from stride_cli.models.classifier.classifier_model import ClassifierModel, Standardisation
 from stride_cli.models.classifier.networks import build_network, choose_network
 from stride_cli.operators.closed import ClosedSettings, fit_closed
-from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fisher import label_fisher
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.operator_space import layer_norm
 from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.research.paper.exact_response import measure_exact
 from stride_cli.research.paper.sgd import initial_space
 
 CLASSES = ["a", "b", "c"]

@@ -19,11 +19,11 @@ from stride_cli.models.classifier.directory import load_classifier
 from stride_cli.models.classifier.networks import NetworkSpec
 from stride_cli.models.spec import ModelSpec
 from stride_cli.operators.closed import ClosedSettings, fit_closed, fit_spaces
-from stride_cli.operators.exact_response import measure_exact
 from stride_cli.operators.fisher import label_fisher, solve_gates
 from stride_cli.operators.gradients import gate_gradients
 from stride_cli.operators.linear_response import measure_linear
 from stride_cli.operators.steered_model import SteeredModel
+from stride_cli.research.paper.exact_response import measure_exact
 from stride_cli.training.classifiers import ClassifierOptions, train_classifier
 from tests.stride_cli.models.classifier.test_classifier_model import N, make, reader
 
