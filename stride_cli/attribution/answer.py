@@ -46,7 +46,7 @@ class Recovery:
     )
     duality_gap: float = key("upper bound on how far the objective is from its minimum")
     relative_gap: float = key("the gap / ½‖y − M μ − mean‖²")
-    r_squared: float = key("share of the responses' variance that the influences explain")
+    r_squared: float = key("share of the responses' variance that influences explain, before they are shrunk")
     passes: int = key("passes over the design matrix")
     shrink_exponent: float = key(
         "small differences d from the average chunk were made smaller at the end: times (|d| / largest "

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.attribution.options import QueryOptions
 from stride_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,20 +53,19 @@ class TokenInfluences:
     losses: np.ndarray
 
 
-def token_influences(session: Session, answer: Answer, options: QueryOptions) -> TokenInfluences:
+def token_influences(session: Session, answer: Answer) -> TokenInfluences:
     """Influences on each scored token of an answer; one pass over a few chunks, as reading them takes.
 
     Parameters
     ----------
     session : Session          that gave the answer
     answer : Answer
-    options : QueryOptions     the answer's
 
     Raises
     ------
     UsageError      the operators' gates are not what single chunks' gradients add up to (`direct_scale`), or
                     the index is of a classifier, whose response is one token, or the answer is a comparison
-                    or of several prompts, or its gradient was corrected
+                    or of several prompts
     """
     from stride_cli.attribution.direct import exact_products, influence_unit
     from stride_cli.operators.linear_response import gradients_with_loss
@@ -126,7 +124,7 @@ def _chunks(session: Session, answer: Answer, batch: Batch) -> np.ndarray:
     strongest = np.argsort(-np.abs(answer.solution.values), kind="stable")[:most]
     by_answer = answer.solution.indices[strongest].tolist()
     tokens, by_token = len(batch.ids) - 1, []
-    if tokens * workspace.n_chunks <= _VALUES and session.pipeline().settings.estimated:
+    if tokens * workspace.n_chunks <= _VALUES and answer.estimated:
         ids, weights = batch.ids[:tokens].numpy(), batch.weights[:tokens].numpy()
         queries = QuerySet(list(ids), list(weights), [str(number) for number in range(tokens)])
         found = Estimate.of(session.steered[0], queries, [batch], workspace)

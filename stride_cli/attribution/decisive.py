@@ -129,11 +129,12 @@ def words_of(workspace: Workspace, document: int) -> frozenset[str]:
 
 
 def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool) -> Query:
-    """A query with the losses of its scored tokens; if asked for, these count by how much the prompt decides.
+    """A query with the losses of its response; if asked for, tokens count by how much the prompt decides.
 
     A prompt that leaves no room for others, or whose text is not known, keeps its weights.
     """
-    begin = int(np.argmax(query.weights > 0))
+    scored = query.weights if query.whole is None else query.whole
+    begin = int(np.argmax(scored > 0))
     rows = [query.ids]
     if weigh and begin:
         random = stream(0, "exchanged words")
@@ -142,10 +143,8 @@ def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool)
             rows.append(np.concatenate([np.asarray(other, np.int64), query.ids[begin:]]))
     if max(map(len, rows)) > model.context_length:
         rows = rows[:1]
-    weights = [
-        np.concatenate([np.zeros(len(row) - len(query.ids) + begin), query.weights[begin:]]) for row in rows
-    ]
-    losses = np.empty((len(rows), int(np.count_nonzero(query.weights))))
+    weights = [np.concatenate([np.zeros(len(row) - len(query.ids) + begin), scored[begin:]]) for row in rows]
+    losses = np.empty((len(rows), int(np.count_nonzero(scored))))
     for group in little_padding([len(row) for row in rows], model.length_kinds):
         batch = pad_batch(np.arange(len(group)), [rows[at] for at in group], [weights[at] for at in group])
         losses[group] = token_losses(model, batch)[2].reshape(len(group), -1).cpu().numpy()
@@ -195,6 +194,6 @@ def torn(corpus: CorpusWords, query: Query, others: Iterable[int]) -> Query | No
     known = (corpus.held(query.prompt, each) for each in corpus.documents)  # looked at last
     if not any(corpus.held_by([each], query.prompt) for each in others) and sum(known) < 2:
         return None
-    weights = np.zeros_like(query.weights)
-    weights[np.flatnonzero(query.weights > 0)[found]] = 1.0
+    weights, whole = np.zeros_like(query.weights), query.weights if query.whole is None else query.whole
+    weights[np.flatnonzero(whole > 0)[found]] = 1.0
     return replace(query, weights=weights, losses=query.losses[found])

@@ -136,18 +136,6 @@ class Settings:
         same = replace(other, method=self.method, reads=self.reads, batch_size=self.batch_size)
         return replace(same, models=self.models) == self
 
-    def shrunk(self, solution: Solution) -> Solution:
-        """The solution with small differences from the average chunk made smaller.
-
-        The mean of several models' Lassos is shrunk less: it has less noise already.
-        """
-        from stride_cli.recovery.shrinkage import shrink_solution
-
-        how = self.shrinkage
-        if how is not None and not self.looks_at_chunks:
-            how = how.averaged(self.models)
-        return shrink_solution(solution, how)
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -334,7 +322,7 @@ class Pipeline:
         queries : Q queries               only looked at where `Settings.looks_at_chunks`
         batches : the same, in order      likewise
         measurement : of these queries
-        shrink : make small ones smaller (`Settings.shrunk`)
+        shrink : make small ones smaller (`Settings.shrinkage`)
         reached : callable, optional      told "recover" once chunks are selected, "read" at the end
 
         Raises
@@ -344,6 +332,7 @@ class Pipeline:
         """
         from stride_cli.recovery.candidates import likeliest
         from stride_cli.recovery.lasso import solve_batch
+        from stride_cli.recovery.shrinkage import shrink_solution
 
         settings = self.settings
         n_chunks, n_subsets = self.workspace.n_chunks, measurement.y.shape[1]
@@ -352,7 +341,7 @@ class Pipeline:
             lassos = solve_batch(self.columns, measurement.y, settings.lasso, n_subsets=n_subsets)
             reached("recover")
             plain = [shown(each, measurement.of_query(at), settings) for at, each in enumerate(lassos)]
-            return [settings.shrunk(each) if shrink else each for each in plain]
+            return [shrink_solution(each, settings.shrinkage) if shrink else each for each in plain]
         assert queries is not None or not settings.looks_at_chunks
         # 2. What is expected of every chunk
         estimates, batches = self.estimate(queries, batches, measurement)
@@ -377,7 +366,7 @@ class Pipeline:
                 fix="run with --dtype fp32 or --read 0, or fit the operators anew",
             )
         reached("read")
-        return [settings.shrunk(each) if shrink else each for each in solutions]
+        return [shrink_solution(each, settings.shrinkage) if shrink else each for each in solutions]
 
     def estimate(
         self, queries: QuerySet | None, batches: Sequence[Batch], measurement: Measurement

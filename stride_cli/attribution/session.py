@@ -255,7 +255,7 @@ class Session:
             with progress("asking the model"):
                 asked = [_raised(each) for each in self._measured(pipeline, some, options)]
             found += [_raised(each) for each in self._found(pipeline, asked)]
-        (whole,) = self._judged(options, pipeline, [_as_one(pipeline, one, found)])
+        (whole,) = self._judged(options, pipeline, [_as_one(pipeline, one, found, self.chunk_document)])
         return replace(self._answer(pipeline, options, _raised(whole)), added=add)
 
     def build(self, prompts: Sequence[Mapping[str, Any]], options: QueryOptions) -> list[Query | StrideError]:
@@ -467,10 +467,12 @@ class Session:
         if self.calibration is not None and not query.parts:
             default = self.pipeline().settings
             like = settings.like(default) and bool(settings.reads) == bool(default.reads)
-            if verdict is not None and verdict.line is not None and like and options.decisive:
+            weighed = not query.alike or int((query.weights > 0).sum()) == 1
+            if verdict is not None and verdict.line is not None and like and weighed:
                 line = verdict.line * solution.total
-            # nats hold for influences that are found as they were when these were measured
-            if like and (found := self.calibration.scale) is not None and found.sure:
+            # nats hold for influences found as they were when these were measured (`scale.responses_of`)
+            same = weighed if self.model.pretrained else query.alike
+            if like and same and (found := self.calibration.scale) is not None and found.sure:
                 scale = found
         numbers, most = {hit.document for hit in shown}, TENTH * self.index.n_chunks
         other_loss = None
@@ -479,7 +481,7 @@ class Session:
         ended = time.perf_counter()
         return Answer(
             query=query,
-            loss=query.plain_loss(float(measured.losses[0])),
+            loss=float(measured.losses[0] if query.alike or query.losses is None else query.losses.mean()),
             other_loss=other_loss,
             supporters=supporters,
             opposers=opposers,
@@ -682,7 +684,9 @@ def _raised(outcome: _Outcome | StrideError) -> _Outcome:
     return outcome
 
 
-def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -> _Asked:
+def _as_one(
+    pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked], documents: np.ndarray
+) -> _Asked:
     """Join several prompts, each asked alone: what supports any of them is added up.
 
     Measurements are means, without those of tokens that responses are compared with. The certificate is that
@@ -694,8 +698,9 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
     pipeline : by which they were found
     one : Query      of `stride_cli.data.queries.pooled`
     found : of each of its prompts
+    documents : (n,) int64      of each chunk
     """
-    from stride_cli.attribution.several import mean_solution
+    from stride_cli.recovery.problem import dense
 
     measured = [each.measurement for each in found]
     responses = np.mean([each.responses for each in measured], axis=0)
@@ -705,17 +710,15 @@ def _as_one(pipeline: Pipeline | Several, one: Query, found: Sequence[_Asked]) -
     seconds = {stage: sum(each.seconds[stage] for each in found) for stage in found[0].seconds}
     solutions = [each.solution for each in found if each.solution is not None]
     weakest = max(solutions, key=lambda each: each.relative_gap)
-    # the mean over prompts of what is above zero of every chunk's weight
-    above = [
-        replace(each, values=np.maximum(each.values, 0.0), average=max(each.average, 0.0))
-        for each in solutions
-    ]
-    mean = mean_solution(above)
+    # the mean over prompts of what is above zero of every document's influence
+    mean = np.zeros(weakest.n_chunks)
+    for own in (dense([each])[0] for each in solutions):
+        mean += own * (np.bincount(documents, own) > 0)[documents] / len(solutions)
     solution = replace(
         weakest,
-        indices=mean.indices,
-        values=mean.values,
-        average=mean.average,
+        indices=np.flatnonzero(mean),
+        values=mean[mean != 0],
+        average=0.0,
         residual=np.zeros_like(weakest.residual),
         exact=np.unique(np.concatenate([each.exact for each in solutions])),
         recall=None,

@@ -122,12 +122,15 @@ class Several:
         reached: Callable[[str], None] = lambda stage: None,
     ) -> list[Solution]:
         """See `Pipeline.influences`: means over the models, made smaller once they are averaged."""
+        from stride_cli.recovery.shrinkage import shrink_solution
+
         # estimates, candidates, exact gradients and the problem are each model's own
         runs = [
             own.influences(queries, batches, part, shrink=False, reached=reached)
             for own, part in self.parts(measurement)
         ]
-        return [self.settings.shrunk(mean_solution(each)) for each in zip(*runs, strict=True)]
+        how = self.settings.shrinkage
+        return [shrink_solution(mean_solution(each), how) for each in zip(*runs, strict=True)]
 
     def parts(self, measurement: Measurement) -> Iterator[tuple[Pipeline, Measurement]]:
         """Each model's pipeline with its part of a measurement."""

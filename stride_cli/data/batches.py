@@ -265,7 +265,9 @@ class ChunkReader:
 
     @cached_property
     def _usual_before(self) -> float:
-        return float(unpacked(np.asarray(self.before[:_FEW_TOKENS])).mean())
+        mean = float(unpacked(np.asarray(self.before[:_FEW_TOKENS])).mean())
+        share = max(1, self.scored_tokens()) / int(self.offsets[-1])
+        return float(np.clip(1.0 - (1.0 - mean) / share, 0.0, 1.0))  # tokens that are not scored have 1
 
     def plan(self, batch_tokens: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
         """Chunk numbers grouped into batches of at most ``batch_tokens`` padded tokens, in a fixed order.

@@ -68,7 +68,8 @@ class Query:
     parts : of Part                what its loss is made of; none: it is one sequence, `ids`
     comparison : Comparison        with what else might have been said, or None
     count : int                    prompts that are asked as one; theirs are a line each
-    losses : (S,) float64 or None  of scored tokens by the model, nats, where they were measured
+    whole : (T,) float32 or None   weights of the whole response, where only a part of it is scored
+    losses : (S,) float64 or None  of the whole response's tokens by the model, nats, where measured
     """
 
     prompt: str
@@ -81,13 +82,14 @@ class Query:
     comparison: Comparison | None = None
     count: int = 1
     cut: bool = False
+    whole: np.ndarray | None = None
     losses: np.ndarray | None = None
 
-    def plain_loss(self, weighed: float) -> float:
-        """Mean loss of scored tokens, all counting alike, of the loss as they are weighed; nats a token."""
+    @property
+    def alike(self) -> bool:
+        """True where all scored tokens count alike."""
         weights = self.weights[self.weights > 0]
-        alike = self.losses is None or bool((weights == weights[:1]).all())
-        return weighed if alike or self.losses is None else float(self.losses.mean())
+        return bool((weights == weights[:1]).all())
 
     @property
     def sequences(self) -> tuple[Part, ...]:
@@ -327,7 +329,7 @@ def _narrowed(model: CausalLM, query: Query, span: str) -> Query:
         before = text
     if not weights.any():
         raise _unknown("span")
-    return replace(query, weights=weights)
+    return replace(query, weights=weights, whole=query.weights)
 
 
 def _against(model: CausalLM, cutter: DocumentTokenizer, asked: Mapping[str, Any], query: Query) -> Query:

@@ -67,11 +67,12 @@ class QuerySet:
 
     @classmethod
     def of_parts(cls, query: Query) -> tuple[QuerySet, list[float]]:
-        """The parts of a query, each a query of its own, and their weights in its loss (1 without parts)."""
+        """The parts of a query, each a query of its own whose scored tokens count alike, and their weights in
+        its loss (1 without parts)."""
         parts = query.sequences
         found = cls(
             [part.ids for part in parts],
-            [part.weights for part in parts],
+            [part.weights > 0 for part in parts],
             [str(number) for number in range(len(parts))],
             [query.prompt + query.response] * len(parts),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,23 +137,6 @@ def open_model(index: Index, given: GivenModel | None = None) -> AttributableMod
 
     spec = ModelSpec.of(given)
     return load_model_of(index, spec if spec.place else spec.at(path_of_model(index, spec.permissions)))
-
-
-TEXT_BLOCK = 4096  # chunks decoded at once
-
-
-def require_text(workspace: Workspace, method: str) -> None:
-    """Raise UsageError for a workspace that is not one of language, naming the method."""
-    fix = "choose a method that reads the model: stride baseline --list"
-    refuse_classifier(workspace.index, f"'{method}' compares texts", fix=fix)
-
-
-def chunk_texts(workspace: Workspace) -> Iterator[str]:
-    """The text of every chunk, in order, decoded block by block."""
-    import numpy as np
-
-    for start in range(0, workspace.n_chunks, TEXT_BLOCK):
-        yield from workspace.texts(np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks)))
 
 
 def open_index(given: Given) -> Index:

@@ -82,6 +82,9 @@ def load_initial_residuals(
     """
     chunks.before = None
     if getattr(settings, "residuals", "final") != "average":
+        if base is not None:
+            said = f"--base is '{base}', and tokens count as at the training's end"
+            raise UsageError(said, fix="leave out --base, or --residuals final and --checkpoints")
         return
     found = base or recorded_base(model)
     if found is None:

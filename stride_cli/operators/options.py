@@ -117,7 +117,7 @@ class ClosedOptions(FitOptions):
     residuals: str | None = option(
         None,
         "closed: weight a token by its residual, averaged over training (average, the default for language "
-        "models) or at its end (final).",
+        "models; --checkpoints: final) or at its end (final).",
         choices=("average", "final"),
         setting=True,
         example="final",

@@ -160,12 +160,6 @@ class Projections:
         planes, units, noise = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return AskedProjections(self, planes, units, noise)
 
-    def products(self, gradients: Sequence[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Estimate for every chunk that is projected, (Q, n) float32, with (Q,) float32 how exact they are:
-        see `AskedProjections`."""
-        asked = self.asked(gradients)
-        return asked.estimates(0, len(self)), asked.noise
-
 
 @dataclass(frozen=True)
 class AskedProjections:
@@ -203,13 +197,6 @@ class AskedProjections:
                     scan(codes, step, planes[some], units[some], found[some, low - start : high - start])
             begin += len(piece)
         return found
-
-    def of(self, query: int, chunks: np.ndarray) -> np.ndarray:
-        """Estimate for the given chunks, on one query: (t,) float32."""
-        found = np.empty((1, len(chunks)), np.float32)
-        own, some = self.projections, slice(query, query + 1)
-        scan(own.codes[chunks], own.step[chunks], self.planes[some], self.units[some], found)
-        return found[0]
 
 
 def about(projections: Projections | None) -> dict[str, int | None]:

@@ -25,7 +25,7 @@ def likeliest(columns: Any, solution: Solution, count: int) -> np.ndarray:
     Parameters
     ----------
     columns : (n, d)         the design
-    solution : Solution      without exact values, against the average chunk
+    solution : Solution      without exact values
     count : int
 
     Returns
@@ -46,7 +46,7 @@ def likeliest(columns: Any, solution: Solution, count: int) -> np.ndarray:
         others = found.ids[~np.isin(found.ids, chunks)]
         chunks = np.concatenate([chunks, others])
         called = residual[design.rows(chunks)].sum(axis=1) / max(degree - degree**2 / design.n_subsets, 0.5)
-        strength = np.concatenate([strength, np.zeros(len(others))]) + called
+        strength = np.concatenate([strength, np.full(len(others), solution.average)]) + called
     # 2. The strongest
     strength = np.maximum(strength, -_OPPOSING * strength)
     if len(chunks) < count:  # all scores are the same, or nothing is left to explain: any chunks will do

@@ -29,11 +29,6 @@ class Shrinkage:
     exponent: float
     opposing: float
 
-    def averaged(self, models: int) -> Shrinkage:
-        """For the mean of so many models' recoveries, in which small weights are less noise already: the
-        exponent's excess over 1 is divided by their number."""
-        return replace(self, exponent=1.0 + (self.exponent - 1.0) / models)
-
 
 def shrink(weights: np.ndarray, how: Shrinkage) -> np.ndarray:
     """Weights (..., n) of queries, each query's shrunk towards 0: float64, order within a sign kept."""

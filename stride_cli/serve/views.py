@@ -62,7 +62,7 @@ def tokens_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryO
 
     begun = time.perf_counter()
     answer, session = index.answer(prompt, options), index.session()
-    found = token_influences(session, answer, options)
+    found = token_influences(session, answer)
     # tokens' parts add up to the whole: in nats only where nats do
     slope = None if answer.scale is None else answer.scale.slope
     factor = 1.0 if slope is None else slope

@@ -159,7 +159,7 @@ class Paths:
             options = api.QueryOptions(measure="exact", read=8, decisive=False)  # weights magnify digits
             answer = session.query("The French Revolution", options, response=" began in 1789")
             generated = session.query("The river", api.QueryOptions(read=8, decisive=False))
-            parts = token_influences(session, answer, options)
+            parts = token_influences(session, answer)
         assert answer.responses is not None and generated.responses is not None
         return [
             answer.responses,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.data.query_set import query_texts
-from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError
 from stride_cli.options import Options, entries, option
 from stride_cli.randomness import stream
 from stride_cli.research.methods.embeddings import packaged_encoder
-from stride_cli.research.methods.protocol import query_blocks, takes
+from stride_cli.research.methods.protocol import chunk_texts, query_blocks, require_text, takes
 from stride_cli.research.methods.truth_folds import LearnsFromTruth, check_folds, training_rows
 from stride_cli.research.methods.vectors import VectorTable
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stride_cli.data.query_set import query_texts
-from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import required
 from stride_cli.research.methods.lexical import sparse_bytes
-from stride_cli.research.methods.protocol import query_blocks
+from stride_cli.research.methods.protocol import chunk_texts, query_blocks, require_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.data.query_set import query_texts
-from stride_cli.data.workspace import require_text
 from stride_cli.errors import ModelError, UsageError, first_line, required
-from stride_cli.research.methods.protocol import query_blocks
+from stride_cli.research.methods.protocol import query_blocks, require_text
 from stride_cli.research.methods.vectors import VectorTable
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import numpy as np
 from stride_cli.attribution.shared_pairs import pair_scores
 from stride_cli.characters import words
 from stride_cli.data.query_set import query_texts
-from stride_cli.data.workspace import chunk_texts, require_text
 from stride_cli.errors import UsageError, required
-from stride_cli.research.methods.protocol import query_blocks
+from stride_cli.research.methods.protocol import chunk_texts, query_blocks, require_text
 
 if TYPE_CHECKING:
     from stride_cli.data.batches import ChunkReader

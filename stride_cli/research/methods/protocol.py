@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from stride_cli.data.query_set import QUERY_BLOCK
+from stride_cli.models.kinds import refuse_classifier
 from stride_cli.options import entries
 
 if TYPE_CHECKING:
     from stride_cli.data.query_set import QuerySet
     from stride_cli.data.workspace import Workspace
+
+
+TEXT_BLOCK = 4096  # chunks decoded at once
 
 
 class Method(Protocol):
@@ -46,6 +50,18 @@ class Method(Protocol):
             Positive where training on the chunk lowers the loss on the query; units differ by method.
         """
         ...
+
+
+def require_text(workspace: Workspace, method: str) -> None:
+    """Raise UsageError for a workspace that is not one of language, naming the method."""
+    fix = "choose a method that reads the model: stride baseline --list"
+    refuse_classifier(workspace.index, f"'{method}' compares texts", fix=fix)
+
+
+def chunk_texts(workspace: Workspace) -> Iterator[str]:
+    """The text of every chunk, in order, decoded block by block."""
+    for start in range(0, workspace.n_chunks, TEXT_BLOCK):
+        yield from workspace.texts(np.arange(start, min(start + TEXT_BLOCK, workspace.n_chunks)))
 
 
 def query_blocks(queries: QuerySet) -> Iterator[np.ndarray]:

@@ -21,6 +21,7 @@ from stride_cli.options import own
 from stride_cli.output import progress
 from stride_cli.recovery.lasso import solve_path
 from stride_cli.recovery.problem import dense
+from stride_cli.recovery.shrinkage import shrink_solution
 from stride_cli.research.methods.gradients.passes import load_checkpoint, load_residuals_once
 from stride_cli.research.methods.protocol import takes
 
@@ -182,11 +183,13 @@ class StrideMethod:
                 ]
                 for each, own in pipeline.parts(part)
             ]
+            means = (
+                [mean_solution(each) for each in zip(*of_models, strict=True)]
+                for of_models in zip(*runs, strict=True)
+            )
             yield [
-                dense(
-                    [settings.shrunk(mean_solution(each)) for each in zip(*models, strict=True)], np.float32
-                )
-                for models in zip(*runs, strict=True)
+                dense([shrink_solution(each, settings.shrinkage) for each in found], np.float32)
+                for found in means
             ]
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:

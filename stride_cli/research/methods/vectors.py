@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stride_cli.data.workspace import TEXT_BLOCK
+from stride_cli.research.methods.protocol import TEXT_BLOCK
 
 if TYPE_CHECKING:
     from stride_cli.data.workspace import Workspace

@@ -123,6 +123,7 @@ def test_scales_are_fitted_on_what_users_ask(workspace: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_influences_in_nats(run, index: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models trained again say what influences are in nats; answers do so where they are found alike."""
+    from stride_cli import api
     from stride_cli.api import Session
     from stride_cli.attribution.calibration import calibrate
     from stride_cli.attribution.nats import scale_of
@@ -149,6 +150,19 @@ def test_influences_in_nats(run, index: Path, workspace: Path, monkeypatch: pyte
         assert other["above_line"] == (other["influence"] > found["judged"]["line"])
     assert verdicts(run, index, "--read 0")["unit"] == "relative"  # not what was measured
     assert scale_of(scale) == measured
+    # a part is judged as the response it is of; its influences are not what null prompts' were
+    session, said = Session.open(index), "1789, when"
+    whole, part = (
+        session.query("The French Revolution began in", response="1789, when the Estates-General", span=span)
+        for span in (None, said)
+    )
+    assert whole.verdict.surer == part.verdict.surer and whole.line is not None and whole.scale is not None
+    assert part.line is None and part.scale is None
+    # a fine-tuned model's are measured with tokens alike
+    monkeypatch.setattr(type(session.model), "pretrained", False)
+    for decisive in (True, False):
+        one = session.query("The French Revolution began in", api.QueryOptions(decisive=decisive))
+        assert (one.unit, one.line is None) == (("relative", False) if decisive else ("nats", True))
     # asked again, the prompts are new and the scale stays
     assert run(f"calibrate --index {index} --nulls 50").records[0]["scale"] == scale
     assert run(f"index verify {index}").code == 0

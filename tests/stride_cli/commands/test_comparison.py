@@ -76,13 +76,14 @@ def test_prompts_as_one_have_the_mean_influence(session: api.Session) -> None:
 
 @pytest.mark.parametrize("read", [10**9, 0])
 def test_what_supports_prompts_is_added_up(session: api.Session, read: int) -> None:
-    """The mean of what is above zero on each; no verdict, recall, unit or backfilled document."""
+    """The mean of documents' influences above zero on each; no verdict, recall, unit, backfilled document."""
     options = replace(READ_ALL, read=read)
     together = session.query_pooled(PROMPTS, options, add="support")
     alone = list(session.query_all(PROMPTS, options))
-    wanted = np.mean([np.maximum(influences(each), 0) for each in alone], axis=0)
-    np.testing.assert_allclose(influences(together), wanted, rtol=1e-3, atol=1e-6)
-    by_document = np.bincount(session.chunk_document, wanted)
+    owners = session.chunk_document
+    sums = [np.bincount(owners, influences(each)) for each in alone]
+    by_document = np.mean(np.maximum(sums, 0), axis=0)
+    np.testing.assert_allclose(np.bincount(owners, influences(together)), by_document, rtol=1e-3, atol=1e-6)
     order = np.argsort(-by_document, kind="stable")[: len(together.supporters)]
     assert [hit.document for hit in together.supporters[:10]] == order[:10].tolist()
     assert together.loss == pytest.approx(np.mean([each.loss for each in alone]), rel=1e-5)

@@ -14,6 +14,7 @@ from index_format.reader import Index
 from stride_cli import api
 from stride_cli.corpus.build import append_to_index
 from stride_cli.data.batches import BEFORE, packed, unpacked
+from stride_cli.errors import UsageError
 from stride_cli.models.language.fingerprints import tokenizer_fingerprint
 from stride_cli.models.language.tokenizer import load_tokenizer
 from stride_cli.models.loading import load_model
@@ -83,6 +84,10 @@ def test_it_is_asked_once_and_kept(own: Path, capfd: pytest.CaptureFixture[str])
         tokenizer=tokenizer,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
     )
+    chunks = api.Session.open(index).workspace.chunks
+    scored = np.concatenate([chunks.chunk(row)[1] for row in range(24)]) > 0
+    usual = unpacked(codes)[scored].mean()
+    np.testing.assert_allclose(chunks.batch(np.array([24])).before[0], usual, rtol=0.02)
     assert fit(index)["projected"] == 25 and len(Index.open(index).array(BEFORE)) == len(codes)
     assert api.Session.open(index).query(api.as_query(session.model, "Nairobi")).supporters
 
@@ -101,6 +106,8 @@ def test_without_it_tokens_count_as_if_nothing_had_been_known(
     fit(given, base=str(own / "base"))
     assert Index.open(given).has(BEFORE)
     last = Path(shutil.copytree(tuned / "run.stride", own / "last.stride"))
+    with pytest.raises(UsageError, match="at the training's end"):
+        fit(last, residuals="final", base=str(own / "base"))
     fit(last, residuals="final")
     attributes = Index.open(last).group_attributes("operators")
     assert attributes["averaged"] is False and not Index.open(last).has(BEFORE)

@@ -84,12 +84,6 @@ def test_where_the_largest_opposes_it_sets_the_scale_too(sign):
     np.testing.assert_allclose(found, [sign * 4.0, 0.25])
 
 
-def test_the_mean_of_several_models_is_shrunk_less():
-    how = HOW.averaged(3)
-    assert how.exponent == pytest.approx(1.1) and how.opposing == HOW.opposing
-    assert HOW.averaged(1) == HOW
-
-
 def test_each_query_is_shrunk_by_its_own_largest_weight():
     queries = np.random.default_rng(2).normal(size=(4, 9)) * np.array([[1e-3], [1.0], [50.0], [0.0]])
     alone = np.stack([shrink(row, HOW) for row in queries])
