@@ -29,7 +29,8 @@ def calibrate(
     from stride_cli import api
     from stride_cli.output import emit, note, wants_json
 
-    record: CalibrationRecord = api.open(where, recalibrate=True).calibrate(options)
+    session = api.open(where, recalibrate=True)
+    record: CalibrationRecord = session.calibrate(options)
     if wants_json(json):
         emit(record)
         return
@@ -38,7 +39,8 @@ def calibrate(
         found = f"of {scale['models']} models trained without a tenth of the documents"
         found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:
-            note(f"influences are in nats now, by {scale['pairs']:,} losses {found}")
+            those = "" if session.model.pretrained else " where tokens count alike (--span TEXT, query.decisive)"
+            note(f"influences are in nats now{those}, by {scale['pairs']:,} losses {found}")
             for forecast, low, high in (scale["band"] or [])[-1:]:
                 note(f"nine in ten rises forecast as {forecast:.2g} nats are {low:.2g} to {high:.2g}")
         else:
