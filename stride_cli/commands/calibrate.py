@@ -39,7 +39,7 @@ def calibrate(
         found = f"of {scale['models']} models trained without a tenth of the documents"
         found += f" (r = {scale['correlation']:.2f})"
         if record["sure"]:
-            those = "" if session.model.pretrained else " where tokens count alike (--span TEXT, query.decisive)"
+            those = "" if session.model.pretrained else " where tokens count alike (as with --span)"
             note(f"influences are in nats now{those}, by {scale['pairs']:,} losses {found}")
             for forecast, low, high in (scale["band"] or [])[-1:]:
                 note(f"nine in ten rises forecast as {forecast:.2g} nats are {low:.2g} to {high:.2g}")
