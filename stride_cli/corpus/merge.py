@@ -19,6 +19,7 @@ from index_format.writer import IndexWriter
 from stride_cli import output
 from stride_cli.corpus import build
 from stride_cli.corpus.documents import Document, SeenIds, bad, chained, merged_digest
+from stride_cli.corpus.forms import Form
 from stride_cli.corpus.options import DesignOptions, Range
 from stride_cli.corpus.plan import choose_design
 from stride_cli.corpus.summary import disk_bytes
@@ -195,7 +196,7 @@ def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
     """List the settings that must be equal in all parts, by name, each with its flag or a remedy."""
     index, design = part.index, part.design
     prints = index.attributes["fingerprints"]
-    texts = "yes" if index.has("corpus/text_bytes") else "no"
+    form, texts = Form.recorded(index.attributes), "yes" if index.has("corpus/text_bytes") else "no"
     return {
         **{
             f"fingerprint of the {kind}": (prints.get(kind), "build all parts for one model")
@@ -205,7 +206,7 @@ def _compared(part: _Part) -> dict[str, tuple[Any, str]]:
         "number of subsets K": (design.n_subsets, "--subsets"),
         "degree d": (design.degree, "--degree"),
         "chunk length": (index.attributes["block_size"], "--block-size"),
-        "form": ((form := index.attributes.get("form")) and form["name"], "--form"),
+        "form": (form and f"{form.name} ({form.fingerprint[:12]})", "build all parts with one --form"),
         "keeping of texts": (texts, "build all parts with --no-text, or all without"),
         "type of the tokens": (index.array("corpus/tokens").dtype.name, "build all parts with one release"),
     }

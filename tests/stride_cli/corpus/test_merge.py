@@ -125,16 +125,18 @@ def test_an_interrupted_merge_goes_on(
 def test_what_differs_is_named(tmp_path: Path, tokenizer: Any, write_jsonl: Any) -> None:
     source = write_jsonl(some_records(6, conversations=False))
     other = write_jsonl(some_records(6, conversations=False, seed=1), "other.jsonl")
-    first = small_index([source], tokenizer, tmp_path / "first", n_subsets=8)
+    first = small_index([source], tokenizer, tmp_path / "first", n_subsets=8, form="text")
     for number, (options, expected, fix) in enumerate(
         [
             ({"model_print": "n" * 64}, "fingerprint of the model is " + "n" * 64, "one model"),
             ({"n_subsets": 7}, "number of subsets K is 7, expected 8", "--subsets 8"),
             ({"block_size": 10}, "chunk length is 10, expected 12", "--block-size 12"),
             ({"store_text": False}, "keeping of texts is no, expected yes", "--no-text"),
+            ({"form": "bare"}, "form is text (", "one --form"),  # without a BOS
         ]
     ):
-        part = small_index([other], tokenizer, tmp_path / f"p{number}", **{"n_subsets": 8} | options)
+        options = {"n_subsets": 8, "form": "text"} | options
+        part = small_index([other], tokenizer, tmp_path / f"p{number}", **options)
         with pytest.raises(IndexMismatch) as caught:
             merge_indexes([first.path, part.path], tmp_path / "merged")
         said = caught.value.message
