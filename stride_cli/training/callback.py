@@ -81,7 +81,6 @@ class StrideCallback(TrainerCallback):
         self._run: RunDirectory | None = None
         self._marks: set[int] = set()
         self._order: RecordedOrder | None = None
-        self._log: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write the corpus and the recipe; refuse what cannot be recorded before the first step."""
@@ -110,7 +109,7 @@ class StrideCallback(TrainerCallback):
         run.save_recipe(recipe)
         told = json.dumps(_arguments(args, corpus), indent=1, default=str)
         replace_file(run.model / RUN, told.encode())
-        self._run, self._log = run, []
+        self._run = run
         _unfinished[self._out.absolute()] = run
         self._marks = run.marks(state.max_steps, self._checkpoints)
 
@@ -124,14 +123,6 @@ class StrideCallback(TrainerCallback):
         """Keep a checkpoint where one is due."""
         if self._run is not None and state.global_step in self._marks:
             _save_whole(given, self._run.checkpoint(state.global_step))
-
-    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Add a point to the loss curve."""
-        logs = given.get("logs") or {}
-        if self._run is not None and "loss" in logs:
-            point = {"step": state.global_step, "epoch": math.floor(state.epoch or 0)}
-            point |= {"loss": float(logs["loss"]), "lr": float(logs.get("learning_rate", math.nan))}
-            self._log.append(point | {"tokens": int(state.num_input_tokens_seen or 0)})
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write the order so far: the training may go on from here after a kill."""
@@ -147,7 +138,7 @@ class StrideCallback(TrainerCallback):
         assert recipe is not None
         run.save_recipe(replace(recipe, steps=state.global_step, epochs=float(state.epoch or recipe.epochs)))
         _save_whole(given, run.model)
-        run.save_log(self._log)
+        run.save_log([_point(logged) for logged in state.log_history if "loss" in logged])
         run.publish()
         _unfinished.pop(self._out.absolute(), None)
         note(f"recorded the training in {self._out}; next: stride index build --from-run {self._out}")
@@ -163,6 +154,13 @@ class StrideCallback(TrainerCallback):
             replace_file(folder / f"epoch-{epoch:03d}.npy", data.getvalue())
             if epoch < self._order.epoch:  # it is over
                 del self._order.drawn[epoch]
+
+
+def _point(logged: dict[str, Any]) -> dict[str, Any]:
+    """Return a point of the loss curve, as `stride model train` writes it."""
+    point = {"step": logged["step"], "epoch": math.floor(logged.get("epoch") or 0)}
+    point |= {"loss": float(logged["loss"]), "lr": float(logged.get("learning_rate", math.nan))}
+    return point | {"tokens": int(logged.get("num_input_tokens_seen") or 0)}
 
 
 def _save_whole(given: dict[str, Any], directory: Path) -> None:

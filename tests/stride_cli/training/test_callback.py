@@ -184,6 +184,8 @@ def test_a_killed_training_leaves_a_part_that_goes_on(documents, tokenizer, tmp_
     )
     trainer.train(resume_from_checkpoint=True)
     assert read_recipe(tmp_path / "run").steps == STEPS and not (tmp_path / "run.partial").exists()  # type: ignore[union-attr]
+    log = map(json.loads, (tmp_path / "run" / "training_log.jsonl").read_text().splitlines())
+    assert [point["step"] for point in log] == [2, 4, 6, 8, 10]
 
 
 @trains
