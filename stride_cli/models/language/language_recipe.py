@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -138,6 +137,9 @@ class Recipe:
         known = {field.name for field in fields(cls)}
         if unknown := set(record) - known:
             raise ValueError(f"unknown fields {sorted(unknown)}")
+        layers = record.get("lora_layers") or []
+        if not isinstance(layers, list) or not all(isinstance(name, str) for name in layers):
+            raise ValueError(f"lora_layers is {layers!r:.60} (expected a list of names)")
         try:
             for name, kind in (("architecture", Architecture), ("late", LateStarts)):
                 if record.get(name) is not None:
@@ -145,10 +147,6 @@ class Recipe:
             return cls(**record)
         except TypeError as error:
             raise ValueError(str(error)) from error
-
-    def digest(self) -> str:
-        """SHA-256 in hex of the recipe."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def with_seed(self, seed: int) -> Recipe:
         """The same recipe from other initial weights, in another order."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
+from stride_cli.errors import ModelError
 from stride_cli.models.language.language_recipe import (
     FILE_NAME,
     Architecture,
@@ -44,3 +47,6 @@ def test_round_trip(tmp_path: Path) -> None:
     late = dataclasses.replace(RECIPE, late=LateStarts(0.5, [3, 14], 0))
     (tmp_path / FILE_NAME).write_text(late.to_json())
     assert read_recipe(tmp_path) == late
+    (tmp_path / FILE_NAME).write_text(dataclasses.replace(RECIPE, lora_layers=5).to_json())  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="lora_layers is 5"):
+        read_recipe(tmp_path)
