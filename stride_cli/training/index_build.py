@@ -104,11 +104,14 @@ def build_index_of_run(
 
     found, options = find_run(run), BuildOptions.given(options)
     block_size = options.block_size or found.recipe.block_size
-    if found.form is not None and options.form is not None:
-        raise UsageError("--form is what the training recorded, and --from-run reads it", fix="leave it out")
+    if options.form is not None:
+        fix = f"leave it out, or give the corpus and --model {run}"
+        raise UsageError("--form is what the training had, and --from-run reads it", fix=fix)
     options = replace(options, block_size=block_size)
     built = build_index(found.sources, model=run, out=out, options=options, reading=reading, form=found.form)
-    check_recipe(replace(found.recipe, block_size=block_size), built)
+    # how many are scored depends on the chunks' length, too
+    corpus = {name: value for name, value in found.recipe.corpus.items() if "tokens" not in name}
+    check_recipe(replace(found.recipe, block_size=block_size, corpus=corpus), built)
     if found.form is not None and built.n_chunks > built.n_documents:
         chunk_at, first = (built.array(f"corpus/{of}_offsets")[:] for of in ("chunk", "document"))
         longest = int((chunk_at[first[1:]] - chunk_at[first[:-1]]).max())

@@ -129,33 +129,26 @@ class OutcomeStore:
         """Keep the outcomes of one group of jobs, all of them in one step."""
         files = [_encode(key, outcome) for key, outcome in zip(keys, outcomes, strict=True)]
         if len(files) == 1:
-            self._replace(keys[0] + _SUFFIX, files[0])
+            replace_file(self.directory / (keys[0] + _SUFFIX), files[0])
         else:
             header = json.dumps([[key, len(data)] for key, data in zip(keys, files, strict=True)])
-            name = hashlib.sha256("".join(keys).encode()).hexdigest() + _GROUP
-            self._replace(name, header.encode() + b"\n" + b"".join(files))
-            self._take_apart(self.directory / name)
+            group = self.directory / (hashlib.sha256("".join(keys).encode()).hexdigest() + _GROUP)
+            replace_file(group, header.encode() + b"\n" + b"".join(files))
+            self._take_apart(group)
         sync_directory(self.directory)
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._lock.release()
 
     def __enter__(self) -> OutcomeStore:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _replace(self, name: str, data: bytes) -> None:
-        replace_file(self.directory / name, data)
+        self._lock.release()
 
     def _take_apart(self, group: Path) -> None:
         header, _, rest = group.read_bytes().partition(b"\n")
         try:
             parts = json.loads(header)
             for key, length in parts:
-                self._replace(key + _SUFFIX, rest[:length])
+                replace_file(self.directory / (key + _SUFFIX), rest[:length])
                 rest = rest[length:]
         except (ValueError, TypeError):
             note(f"{group} is damaged: its models are trained again")

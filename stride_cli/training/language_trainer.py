@@ -211,29 +211,34 @@ def training_bytes(model: AttributableModel, batch_tokens: int) -> int:
 
 
 def check_recipe(recipe: Recipe, index: Index) -> None:
-    """Check that the index's chunks are what the model was trained on: same corpus, block size, tokenizer.
+    """Check that the index's chunks are what the model was trained on: same corpus, chunks and tokens.
 
     Raises
     ------
     ModelError      names both
     """
-    prints = index.attributes["fingerprints"]
-    pairs = (
-        ("corpus", recipe.corpus.get("fingerprint"), prints["corpus"]),
+    prints, counts = index.attributes["fingerprints"], index.attributes.get("counts") or {}
+    corpus = recipe.corpus
+    pairs = [
+        ("corpus", corpus.get("fingerprint"), prints["corpus"]),
         ("tokenizer", recipe.tokenizer_fingerprint, prints["tokenizer"]),
         ("block size", recipe.block_size, index.attributes["block_size"]),
-    )
-    wrong = [(name, trained, indexed) for name, trained, indexed in pairs if trained != indexed]
-    if not wrong:
-        return
+    ]
+    # no recipe says in which form documents were: another gives other tokens, or other ones are scored
+    known = [name for name in ("tokens", "scored_tokens") if name in corpus and name in counts]
+    pairs += [(name.replace("_", " "), corpus[name], counts[name]) for name in known]
     said = "; ".join(
         f"{name} {str(trained)[:_SHORT]} in the recipe, {str(indexed)[:_SHORT]} in the index"
-        for name, trained, indexed in wrong
+        for name, trained, indexed in pairs
+        if trained != indexed
     )
+    if not said:
+        return
     sources = " ".join(str(source) for source in recipe.corpus.get("sources", ["CORPUS"]))
     raise ModelError(
         f"index {index.path} does not hold the chunks that its model was trained on: {said}",
-        fix=f"index the training corpus: stride index build {sources} --block-size {recipe.block_size} …",
+        fix=f"index the training corpus: stride index build {sources} --block-size {recipe.block_size} …, "
+        "without --form",
     )
 
 

@@ -67,8 +67,7 @@ def train_model(
     out = Path(out)
     refuse_existing(out, overwrite=overwrite)
     dtype = choose_dtype(options.dtype, resolve_device(options.device))
-    reading = reading or ReadOptions()
-    corpus = read_corpus(sources, reading)
+    corpus = read_corpus(sources, reading or ReadOptions())
     # the corpus is known by its content: files may be renamed or split between two attempts
     request = {"kind": "train", "corpus": corpus.fingerprint, **asdict(options)}
     with RunDirectory(out, request, overwrite=overwrite) as run:

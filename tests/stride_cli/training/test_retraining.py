@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from stride_cli.corpus.options import BuildOptions
+from stride_cli.corpus.readers import ReadOptions
+from stride_cli.errors import ModelError, UsageError
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.language.language_recipe import read_recipe
+from stride_cli.training.index_build import build_index_of_run
 from stride_cli.training.initial_model import initial_model
 from stride_cli.training.jobs import Job, OutcomeStore, job_key
 from stride_cli.training.language_loop import train
-from stride_cli.training.language_trainer import index_chunks, query_losses
+from stride_cli.training.language_trainer import index_chunks, own_recipe, query_losses
 from stride_cli.training.retraining import count_missing, open_trainer, retrain
 from stride_cli.training.runs import cut, read_corpus
 
@@ -29,10 +34,8 @@ def _read_all(store: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.glob("*.outcome")}
 
 
-def test_index_chunks_are_those_of_training(task_and_queries, trained):
+def test_index_chunks_are_those_of_training(task_and_queries, trained, tmp_path):
     task, _ = task_and_queries
-    from stride_cli.corpus.readers import ReadOptions
-
     corpus = read_corpus([str(trained / "corpus.jsonl")], ReadOptions())
     expected, _ = cut(corpus, task.model.tokenizer, block_size=task.index.attributes["block_size"])
     found = index_chunks(task)
@@ -40,6 +43,12 @@ def test_index_chunks_are_those_of_training(task_and_queries, trained):
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         assert (ours.loss_start, ours.n_scored) == (theirs.loss_start, theirs.n_scored)
+    recipe = own_recipe(task)
+    for name in ("tokens", "scored_tokens"):  # in another form there are others
+        with pytest.raises(ModelError, match=f"{name.replace('_', ' ')} 5 in the recipe"):
+            own_recipe(task, replace(recipe, corpus=recipe.corpus | {name: 5}))
+    with pytest.raises(UsageError, match="--form is what the training had"):
+        build_index_of_run(task.model.path, out=tmp_path / "x", options=BuildOptions(form="text"))
 
 
 def test_losses_are_the_models_own(task_and_queries):
