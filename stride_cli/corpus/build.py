@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,6 +208,7 @@ def append_to_index(
     *,
     tokenizer: Any,
     tokenizer_fingerprint: str,
+    vocabulary: int | None = None,
     reading: ReadOptions = ReadOptions(),
     commit_seconds: float = BuildOptions.commit_seconds,
     grown: bool = False,
@@ -218,6 +219,7 @@ def append_to_index(
     does. Corpus and design are those of one build of both corpora with the same K, d and seed.
 
     Args:
+        vocabulary: As of `IndexedModel`.
         grown: The sources begin with the documents of the index (`compare_corpus`); the others are added.
 
     Raises:
@@ -245,16 +247,17 @@ def append_to_index(
     if grown:
         documents = itertools.islice(documents, index.n_documents, None)
     form, skip = Form.recorded(attributes), reading.on_bad == "skip"
-    chunker = DocumentTokenizer(tokenizer, block_size=attributes["block_size"], form=form, skip=skip)
+    chunker = DocumentTokenizer(
+        tokenizer, block_size=attributes["block_size"], form=form, skip=skip, vocabulary=vocabulary
+    )
     options = BuildOptions(store_text=index.has("corpus/text_bytes"), commit_seconds=commit_seconds)
     about = {"append_to": corpus, "build_key": attributes.get("build_key"), "reading": asdict(reading)}
-    key = settings_key(about)
     del index
-    with storage_errors(path), IndexWriter.extend(path, build_key=key) as writer:
+    with storage_errors(path), IndexWriter.extend(path, build_key=settings_key(about)) as writer:
         progress = _write_corpus(writer, chunker, documents, log, start, options)
         writer.commit(asdict(progress))
         append_design(writer, writer.length("corpus/chunk_document"), n_subsets=k, degree=d, seed=seed)
-        skipped = log.skipped + counts.get("skipped_records", 0)
+        skipped = log.skipped + (0 if grown else counts.get("skipped_records", 0))
         attributes["fingerprints"] = {**attributes["fingerprints"], "corpus": progress.digest}
         attributes["counts"] = _counts(writer, progress, skipped=skipped)
         if "conversations" not in counts:  # stride 0.2 did not count them
@@ -359,11 +362,9 @@ def _with_progress(items: Iterator[Item], log: ReadLog, doing: str = "tokenising
     """Show how many megabytes of the sources are read."""
     total = None if log.bytes_total is None else log.bytes_total / 1e6
     with output.progress(doing, total, unit="MB") as ticker:
-        done = 0.0
         for item in items:
             yield item
-            ticker.advance(log.bytes_done / 1e6 - done)
-            done = log.bytes_done / 1e6
+            ticker.reach(log.bytes_done / 1e6)
 
 
 def _append(writer: IndexWriter, documents: list[Document], blocks: Blocks, *, store_text: bool) -> None:
@@ -459,8 +460,12 @@ def compare_corpus(
     read = _with_progress(documents, log, "comparing the corpus with its index")
     counter = itertools.count()
     found, sizes = (each for each, _ in zip(read, counter, strict=False)), _sizes_of_parts(index)
-    # each part has a chain of its own; what was appended goes on from the digest of all
-    parts = [chained(EMPTY_CORPUS, itertools.islice(found, size)) for size in sizes]
+    # each part has a chain of its own, and its numbers; what was appended goes on from the digest of all
+    pieces = (enumerate(itertools.islice(found, size)) for size in sizes)
+    own = (
+        (replace(each, id=str(n)) if reading.number_ids else each for n, each in piece) for piece in pieces
+    )
+    parts = [chained(EMPTY_CORPUS, piece) for piece in own]
     start = merged_digest(parts) if parts else EMPTY_CORPUS
     digest = chained(start, itertools.islice(found, index.n_documents - sum(sizes)))
     deque(found, maxlen=0)  # reads the others
@@ -510,19 +515,15 @@ def survey_corpus(
     reading: ReadOptions = ReadOptions(),
 ) -> CorpusCounts:
     """Count what a corpus will have in an index, by tokenising it; nothing is written."""
-    chunker = DocumentTokenizer(tokenizer, block_size=block_size)
+    chunker = DocumentTokenizer(tokenizer, block_size=block_size, skip=reading.on_bad == "skip")
     documents, log = open_documents(sources, reading)
-    counts = CorpusCounts(documents=0, chunks=0, tokens=0)
+    counts = Counter[str]()
     for batch, blocks in _with_progress(tokenised(chunker, documents), log):
-        counts = CorpusCounts(
-            documents=counts.documents + len(batch),
-            chunks=counts.chunks + len(blocks.lengths),
-            tokens=counts.tokens + len(blocks.tokens),
-            id_bytes=counts.id_bytes + sum(len(each.id.encode()) for each in batch),
-            text_bytes=counts.text_bytes + sum(len(each.plain_text.encode()) for each in batch),
-            needs_mask=counts.needs_mask or bool(blocks.loss_masks),
-        )
-    return counts
+        counts.update(documents=len(batch), chunks=len(blocks.lengths), tokens=len(blocks.tokens))
+        counts["masked_chunks"] += len(blocks.loss_masks)
+        for name, of in (("id_bytes", "id"), ("title_bytes", "title"), ("text_bytes", "plain_text")):
+            counts[name] += sum(len(getattr(each, of).encode()) for each in batch)
+    return CorpusCounts(**counts)
 
 
 # What an index records

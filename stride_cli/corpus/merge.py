@@ -115,8 +115,7 @@ class _Part:
         self.n_bytes = sum(index.array(name).nbytes for name in index.names("corpus"))
         self.place = str(index.path.resolve() if isinstance(index.path, Path) else index.path)
         self.corpus = str(index.attributes["fingerprints"]["corpus"])
-        config: dict[str, Any] = index.attributes.get("config") or {}
-        self.config = config
+        config = self.config = index.attributes.get("config") or {}
         self.counts: dict[str, int] = index.attributes.get("counts") or {}
         k, d = config.get("n_subsets", index.n_subsets), config.get("degree", index.degree)
         self.design = DesignOptions(n_subsets=k, degree=d)
@@ -273,9 +272,8 @@ def _merged_config(parts: Sequence[_Part], place: Path, *, exact: bool) -> dict[
         seen = [part.seen_from(place, source) for source in part.recorded]
         if part.range.number == 1:
             sources += seen
-        merged.append({"sources": seen, "reading": part.config.get("reading"), "corpus": part.corpus})
-        merged[-1]["first_document"] = first_document
-        if part.range.count > 1:
-            merged[-1]["range"] = str(part.range)
+        about: dict[str, Any] = {"range": str(part.range)} if part.range.count > 1 else {}
+        about |= {"sources": seen, "reading": part.config.get("reading"), "corpus": part.corpus}
+        merged.append(about | {"first_document": first_document})
         first_document += part.index.n_documents
     return {**config, "sources": sources, "merged": merged, "merged_exactly": exact}

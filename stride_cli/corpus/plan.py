@@ -16,21 +16,22 @@ _ALL_UP_TO = 1_000  # K = n below: one subset a chunk costs nothing there
 _CHUNKS_PER_SUBSET = 3  # design.md section 10, point 5: n / K = 3 keeps 87 % of the direct readout
 # tab:stride_hparams: 8 subsets of 2 examples in each of 10,000 steps
 _SGD_DRAWS = 8 * 2 * 10_000
-# One piece of the transposed design while it is built, with its sort buffers; the tokenizer's batch
-_BUILD_BYTES = 400 << 20
+# a batch of documents, whatever the corpus: plan.jsonl measured 49 and 67 MB, scale.jsonl 30 of 10⁸ chunks
+_BUILD_BYTES = 64 << 20
 _DESCRIBED = 10_000  # bytes of what describes an index: zarr.json and manifests
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusCounts:
-    """The size of a chunked corpus. `needs_mask`: some document's scored tokens are not a suffix."""
+    """The size of a chunked corpus; of `masked_chunks` the scored tokens are no suffix."""
 
     documents: int
     chunks: int
     tokens: int
     id_bytes: int = 0
+    title_bytes: int = 0
     text_bytes: int = 0
-    needs_mask: bool = False
+    masked_chunks: int = 0
 
 
 def choose_design(
@@ -124,10 +125,12 @@ def plan_index(
         "corpus/chunk_offsets": 8 * (n + 1),
         "corpus/chunk_document": 8 * n,
         "corpus/loss_start": 4 * n,
-        "corpus/loss_mask": counts.tokens if counts.needs_mask else 0,
+        "corpus/loss_mask": counts.tokens if counts.masked_chunks else 0,
         "corpus/document_offsets": 8 * (counts.documents + 1),
         "corpus/document_id_bytes": counts.id_bytes,
         "corpus/document_id_offsets": 8 * (counts.documents + 1),
+        "corpus/title_bytes": counts.title_bytes,
+        "corpus/title_offsets": 8 * (counts.documents + 1) if counts.title_bytes else 0,
         "corpus/text_bytes": counts.text_bytes if options.store_text else 0,
         "corpus/text_offsets": 8 * (counts.documents + 1) if options.store_text else 0,
         "design/columns": 2 * n * d,

@@ -283,10 +283,9 @@ def _of_split(address: HubAddress) -> list[str]:
 
 def _chosen(splits: list[str], wanted: str, where: str) -> str:
     """Choose the split to read: the one asked for, the only one, or "train"."""
-    if wanted in splits:
-        return wanted
-    if not wanted and (len(splits) == 1 or "train" in splits):
-        return splits[0] if len(splits) == 1 else "train"
+    chosen = wanted or (splits[0] if len(splits) == 1 else "train")
+    if chosen in splits:
+        return chosen
     found = f"no split '{wanted}'" if wanted else "several splits, and none is called train"
     fix = "choose it behind the name, in quotes: '…?split=NAME'"
     raise bad(where, f"one of {', '.join(splits) or 'no splits'}", found, fix)

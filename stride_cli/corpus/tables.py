@@ -25,8 +25,6 @@ _BATCH_BYTES = 64 << 20  # about, of a batch
 _VALUE_BYTES = 32  # counted for a row or a message besides its texts, as JSON would take
 _ARROW_FILE = b"ARROW1\0\0"  # start of the file format; `datasets` writes the stream format
 _OTHERWISE = "can be piped in as JSON Lines"
-
-
 # (names, first, stop) → (number of the first row, batch) of the batches with some of rows first … stop-1
 _Batches = Callable[[Sequence[str], int, int], Iterator[tuple[int, Any]]]
 

@@ -38,18 +38,18 @@ def plan_index(
         raise UsageError(
             "--chunks plans without a corpus, and a corpus was given too", fix="give one of the two"
         )
-    if options.chunks is not None:
-        counts = plan.CorpusCounts(documents=0, chunks=options.chunks, tokens=0)
-        return plan.plan_index(counts, options, most_subsets=FEWEST_SUBSETS)
-    if not corpus or model is None:
+    if options.chunks is None and (not corpus or model is None):
         raise UsageError(
             "nothing to plan for: expected a corpus with --model, or --chunks",
             fix="stride index plan corpus.jsonl --model model, or stride index plan --chunks 100000",
         )
-    tokenizer = load_tokenizer(model)
-    size = plan.choose_block_size(options.block_size, context_length(model))
-    counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
-    finetuned = was_finetuned(place_of(model))
+    counts = plan.CorpusCounts(documents=0, chunks=options.chunks or 0, tokens=0)
+    if model is None:
+        return plan.plan_index(counts, options, most_subsets=FEWEST_SUBSETS)
+    tokenizer, finetuned = load_tokenizer(model), was_finetuned(place_of(model))
+    if corpus:
+        size = plan.choose_block_size(options.block_size, context_length(model))
+        counts = survey_corpus(corpus, tokenizer=tokenizer, block_size=size, reading=reading)
     return plan.plan_index(
         counts,
         options,
@@ -66,6 +66,7 @@ def append_documents(path: Path, corpus: Sequence[str], model: ModelSpec, readin
 
     with progress("opening the index and its tokenizer"):
         from stride_cli.corpus.build import append_to_index
+        from stride_cli.models.configuration import vocabulary_size
         from stride_cli.models.language.fingerprints import tokenizer_fingerprint
         from stride_cli.models.language.tokenizer import load_tokenizer
         from stride_cli.models.loading import path_of_model
@@ -77,6 +78,7 @@ def append_documents(path: Path, corpus: Sequence[str], model: ModelSpec, readin
         corpus,
         tokenizer=tokenizer,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        vocabulary=vocabulary_size(spec),
         reading=reading,
     )
 

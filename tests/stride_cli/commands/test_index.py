@@ -108,13 +108,11 @@ def test_append(here: Path, run: Callable[..., Outcome]) -> None:
     assert run("index verify").code == 0
     again = run("index append - --index run.stride", stdin=more)
     assert again.code == 2 and "first at the index that is appended to" in again.err
-    Path("both.jsonl").write_bytes(Path("corpus.jsonl").read_bytes() + more.encode())
-    assert run("index build both.jsonl --model model --subsets 20 --out both.stride").code == 0
-    first, second = (
-        {name: data for name, data in contents(here / path).items() if "json" not in name}
-        for path in ("run.stride", "both.stride")
-    )
-    assert first == second
+    shutil.copytree("model", "few")
+    config = json.loads(Path("few/config.json").read_text())
+    Path("few/config.json").write_text(json.dumps(config | {"vocab_size": 9}))
+    refused = run("index append - --index run.stride --model few", stdin=corpus(1, seed=2))
+    assert refused.code == 2 and "for which the model has no row" in refused.err
 
 
 GOOD = b'{"id": "good", "text": "Water boils at one hundred degrees"}\n'
@@ -188,6 +186,9 @@ def test_a_full_disk(here: Path, run: Callable[..., Outcome], small_disk: Callab
 
 def test_what_is_planned_is_written(workspace: Path, run: Callable[..., Outcome]) -> None:
     (plan,) = run(f"index plan {workspace}/corpus.jsonl --model {workspace}/model").records
+    (bare,) = run("index plan --chunks 60").records
+    (sized,) = run(f"index plan --chunks 60 --model {workspace}/model").records
+    assert sized["gate_dimension"] < bare["gate_dimension"] and plan["build_memory_bytes"] < 100e6
     written = {name: len(data) for name, data in contents(workspace / "run.stride").items()}
     fitted = sum(size for name, size in written.items() if name.startswith("operators/"))
     judged = sum(size for name, size in written.items() if name.startswith("calibration/"))

@@ -217,12 +217,14 @@ def test_a_corpus_that_changed_is_not_resumed(
 def test_append_is_one_build_of_both(
     conversations: tuple[bool, bool], tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
-    old = write_jsonl(some_records(17, conversations=conversations[0]), "1.jsonl")
+    old = write_jsonl([{"id": "bad"}, *some_records(17, conversations=conversations[0])], "1.jsonl")
     new = write_jsonl(some_records(14, conversations=conversations[1], seed=1), "2.jsonl")
-    both = small_index([old, new], tokenizer, tmp_path / "both", n_subsets=20)
-    first = small_index([old], tokenizer, tmp_path / "x", n_subsets=20)
+    reading, grown = ReadOptions(on_bad="skip"), conversations[1]
+    both = small_index([old, new], tokenizer, tmp_path / "both", reading, n_subsets=20)
+    first = small_index([old], tokenizer, tmp_path / "x", reading, n_subsets=20)
     path, fingerprint = first.path, first.attributes["fingerprints"]["corpus"]
-    extended = append_to_index(path, [new], tokenizer=tokenizer, tokenizer_fingerprint="t" * 64)
+    how: dict[str, Any] = {"tokenizer_fingerprint": "t" * 64, "reading": reading, "grown": grown}
+    extended = append_to_index(path, [old, new] if grown else [new], tokenizer=tokenizer, **how)
     assert verify(path) == []
     own = ("zarr.json", "manifest.json")
     wanted = {name: data for name, data in contents(both.path).items() if name not in own}
@@ -275,7 +277,7 @@ def test_append_refuses_another_tokenizer_and_known_ids(
 def test_a_plan_says_what_the_build_makes(
     tmp_path: Path, tokenizer: Any, write_jsonl: Callable[..., str]
 ) -> None:
-    source = write_jsonl([{**record, "title": None} for record in some_records(31)])  # these are not planned
+    source = write_jsonl(some_records(31))
     counts = survey_corpus([source], tokenizer=tokenizer, block_size=12)
     plan = plan_index(counts, PlanOptions(degree=3), vocabulary=len(tokenizer))
     index = small_index([source], tokenizer, tmp_path / "x")
@@ -283,6 +285,10 @@ def test_a_plan_says_what_the_build_makes(
     assert plan["bytes"] == found
     made = index.n_chunks, index.n_subsets, index.degree
     assert (plan["n_chunks"], plan["n_subsets"], plan["degree"]) == made
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(CorpusError, match="refuses"):
+        survey_corpus([source], tokenizer=tokenizer)
+    assert survey_corpus([source], tokenizer=tokenizer, reading=ReadOptions(on_bad="skip")).documents == 31
 
 
 @pytest.mark.slow

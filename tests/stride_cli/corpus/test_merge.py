@@ -96,6 +96,12 @@ def test_conversations_and_masks(tmp_path: Path, tokenizer: Any, write_jsonl: An
     )
     assert compare_corpus(longer, [first, second, third]) == ("same", 33)
     assert compare_corpus(longer, [first, third, second])[0] == "other"
+    source = write_jsonl(records, "all.jsonl")
+    ranges = [
+        small_index([source], tokenizer, tmp_path / f"{n}", NUMBERED, range=f"{n}/2").path for n in (1, 2)
+    ]
+    merged = merge_indexes(ranges, tmp_path / "numbered")
+    assert compare_corpus(merged, [source], NUMBERED) == ("same", 30)
 
 
 def test_an_interrupted_merge_goes_on(
