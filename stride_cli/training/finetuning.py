@@ -59,7 +59,8 @@ def finetune_model(
     refuse_existing(out, overwrite=overwrite)
     dtype = choose_dtype(options.dtype, resolve_device(options.device))
     tokenizer = load_tokenizer(model)
-    corpus = read_corpus(sources, reading or ReadOptions())
+    reading = reading or ReadOptions()
+    corpus, skip = read_corpus(sources, reading), reading.on_bad == "skip"
     fingerprint = model_fingerprint(model)
     base = load_weights(model)
     vocabulary = base.get_input_embeddings().weight.shape[0]
@@ -67,9 +68,9 @@ def finetune_model(
     request = {"kind": "finetune", "model": fingerprint, "corpus": corpus.fingerprint, **asdict(options)}
     with RunDirectory(out, request, overwrite=overwrite) as run:
         recipe = run.load_recipe()
+        block_size = recipe.block_size if recipe else min(_BLOCK_SIZE, context_length(base))
+        chunks, record = cut(corpus, tokenizer, block_size=block_size, vocabulary=vocabulary, skip=skip)
         if recipe is None:
-            block_size = min(_BLOCK_SIZE, context_length(base))
-            chunks, record = cut(corpus, tokenizer, block_size=block_size, vocabulary=vocabulary)
             recipe = replace(
                 finetuning_recipe(chunks, options, base.num_parameters(), block_size=block_size, dtype=dtype),
                 base=str(Path(place).resolve() if Path(place).exists() else place),  # or a hub id
@@ -78,8 +79,6 @@ def finetune_model(
                 tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
             )
             run.save_recipe(recipe)
-        else:
-            chunks, _ = cut(corpus, tokenizer, block_size=recipe.block_size, vocabulary=vocabulary)
         return run_recipe(run, recipe, make_trainable(base, recipe), chunks, tokenizer, options)
 
 

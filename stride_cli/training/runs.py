@@ -45,16 +45,16 @@ def read_corpus(sources: Sequence[str], reading: ReadOptions) -> Corpus:
 
 
 def cut(
-    corpus: Corpus, tokenizer: Any, *, block_size: int, vocabulary: int | None = None
+    corpus: Corpus, tokenizer: Any, *, block_size: int, vocabulary: int | None = None, skip: bool = False
 ) -> tuple[list[Chunk], dict[str, Any]]:
-    """Cut a corpus into chunks in index order; return them with the recipe's record of the corpus.
+    """Cut a corpus into chunks, as `DocumentTokenizer`; return them with the recipe's record of the corpus.
 
     Raises
     ------
     CorpusError
         No chunk has a scored token.
     """
-    cutter = DocumentTokenizer(tokenizer, block_size=block_size, vocabulary=vocabulary)
+    cutter = DocumentTokenizer(tokenizer, block_size=block_size, vocabulary=vocabulary, skip=skip)
     chunks: list[Chunk] = []
     for start in range(0, len(corpus.documents), _BATCH):
         for encoded in cutter.encode_batch(corpus.documents[start : start + _BATCH]):

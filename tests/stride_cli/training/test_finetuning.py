@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stride_cli.corpus.readers import ReadOptions
-from stride_cli.errors import ModelError
+from stride_cli.errors import CorpusError, ModelError
 from stride_cli.models.language.checkpoint import load_weights
 from stride_cli.models.language.files import find_checkpoint
 from stride_cli.models.language.language_recipe import read_recipe
@@ -99,6 +99,19 @@ def test_low_rank_parts(name: str, make_model: Callable[..., Any]) -> None:
     merged.load_state_dict(weights)
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
+
+
+def test_what_the_template_refuses_is_skipped(tmp_path: Path, answers: str, saved_model: Path) -> None:
+    base = Path(shutil.copytree(saved_model, tmp_path / "base"))
+    (base / "chat_template.jinja").write_text(
+        "{% if '3' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }} {% endfor %}"
+    )
+    reading, options = ReadOptions(on_bad="skip"), dataclasses.replace(QUICK, epochs=1)
+    with pytest.raises(CorpusError, match="refuses document 'q3'"):
+        finetune_model([answers], base, tmp_path / "tuned", options)
+    trained = finetune_model([answers], base, tmp_path / "tuned", options, reading=reading)
+    assert [chunk.n_scored > 0 for chunk in trained.chunks] == [number != 3 for number in range(12)]
 
 
 def test_a_model_says_what_adaptation_added(tmp_path: Path, answers: str, saved_model: Path) -> None:
