@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stride_cli.attribution.session import Session
 from stride_cli.data.workspace import WorkspacePath, open_model
 from stride_cli.errors import UsageError
-from stride_cli.models.kinds import kind_of
+from stride_cli.models.kinds import kind_of, refuse_classifier
 from stride_cli.training.index_build import build_index
 from stride_cli.training.index_fit import fit_index
 
 if TYPE_CHECKING:
     from index_format.location import Given
+    from index_format.reader import Index
     from stride_cli.attribution.options import CalibrationOptions
     from stride_cli.corpus.readers import ReadOptions
-    from stride_cli.models.spec import ModelSpec
+    from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.options import TrainOptions
 
 
@@ -52,7 +55,9 @@ def prepare(
     """
     from index_format.location import local_directory, locate
     from index_format.reader import Index
+    from stride_cli.corpus.build import append_to_index
     from stride_cli.corpus.readers import ReadOptions
+    from stride_cli.models.language.language_recipe import read_recipe
 
     where = where if isinstance(where, WorkspacePath) else WorkspacePath(locate(where))
     reading, index_path = ReadOptions.given(reading), local_directory(where.index)
@@ -71,12 +76,27 @@ def prepare(
             )
         say("indexing the corpus")
         build_index(sources, model=where.model, out=index_path, reading=reading)
+        added = 0
     else:
-        _follow(index_path, sources, reading, where.model, say)
+        added = _count_new(Index.open(index_path), sources, reading)
     index = Index.open(index_path)
     model = open_model(index, where.model)
-    index.check_fingerprint("model", model.fingerprint)
     fitted = index.has("operators")
+    if fitted and (added or index.fitted_share < 1):
+        _refuse_own_way(index, model, training)
+    if added:
+        without = "; the model was trained without them" if read_recipe(str(model.path)) is not None else ""
+        say(f"adding {added:,} new documents to the index{without}")
+        del index
+        index = append_to_index(
+            index_path,
+            sources,
+            tokenizer=model.tokenizer,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            vocabulary=model.vocab_size,
+            reading=reading,
+            grown=True,
+        )
     if not fitted or index.fitted_share < 1:
         say(
             f"fitting one operator for each of {index.n_subsets:,} subsets of {index.n_chunks:,} chunks, "
@@ -90,56 +110,36 @@ def prepare(
     return session
 
 
-def _follow(
-    index_path: Path,
-    sources: Sequence[str],
-    reading: ReadOptions,
-    model: ModelSpec,
-    say: Callable[[str], None],
-) -> None:
-    """Bring an index up to its corpus, where that has grown; see `prepare` for what is refused."""
-    import shlex
+def _count_new(index: Index, sources: Sequence[str], reading: ReadOptions) -> int:
+    """Count the documents that a corpus has beyond its index's; see `prepare` for what is refused."""
+    from stride_cli.corpus.build import compare_corpus, difference
 
-    from index_format.reader import Index
-    from stride_cli.corpus.build import append_to_index, compare_corpus, difference
-    from stride_cli.models.kinds import refuse_classifier
-    from stride_cli.models.language.fingerprints import tokenizer_fingerprint
-    from stride_cli.models.language.language_recipe import read_recipe
-    from stride_cli.models.language.tokenizer import load_tokenizer
-    from stride_cli.models.loading import path_of_model
-    from stride_cli.models.spec import place_of
-
-    index = Index.open(index_path)
     refuse_classifier(index, "stride ask asks of texts", fix="stride query 0")
     what, count = compare_corpus(index, sources, reading)
-    if what == "same":
-        return
-    named, quoted = ", ".join(sources), shlex.quote(str(index_path))
     if what == "other":
+        quoted = shlex.quote(str(index.path))
         raise UsageError(
-            f"index '{index_path}' is of another corpus than {named} is now: expected its "
+            f"index '{index.path}' is of another corpus than {', '.join(sources)} is now: expected its "
             f"{index.n_documents:,} documents unchanged at the beginning, found of {count:,}: "
             f"{difference(index, sources, reading)}",
             fix=f"keep both: --index OTHER.stride; or move {quoted} away, and it is built anew",
         )
-    attributes = index.group_attributes("operators") if index.has("operators") else {"fit": "closed"}
-    own_way = attributes["fit"] != "closed" or bool(attributes.get("checkpoints"))
-    if own_way:
+    return count - index.n_documents
+
+
+def _refuse_own_way(index: Index, model: AttributableModel, training: TrainOptions | None) -> None:
+    """Refuse to fit anew, with these options, operators that were fitted with others."""
+    from stride_cli.operators.options import ClosedOptions, resolve_settings
+
+    options, stored = training or ClosedOptions(), index.group_attributes("operators")
+    given = {name: getattr(options, name, None) for name in ("base", "recipe", "checkpoints")}
+    asked = json.loads(json.dumps(given | asdict(resolve_settings(options, model, index)), default=str))
+    found, judged = stored | stored["settings"], asked.keys() - {"batch_tokens"}
+    judged -= {"project"} if index.fitted_share < 1 else set()  # its default is of fewer chunks
+    if own := sorted(name for name in judged if (asked[name] or None) != (found.get(name) or None)):
+        quoted = shlex.quote(str(index.path))
         raise UsageError(
-            f"{named} has {count - index.n_documents:,} documents more than index '{index_path}', which was "
-            "fitted with settings of its own: it is not extended without being told",
+            f"the corpus has more documents than the operators of index '{index.path}' have seen, and these "
+            f"were fitted with settings of their own ({', '.join(own)}): they are not replaced unasked",
             fix=f"stride index append NEW.jsonl --index {quoted}, then stride train --overwrite as before",
         )
-    spec = model if model.place else model.at(path_of_model(index, model.permissions))
-    without = "; the model was trained without them" if read_recipe(place_of(spec)) is not None else ""
-    say(f"adding {count - index.n_documents:,} new documents to the index{without}")
-    tokenizer = load_tokenizer(spec)
-    del index
-    append_to_index(
-        index_path,
-        sources,
-        tokenizer=tokenizer,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        reading=reading,
-        grown=True,
-    )

@@ -159,7 +159,8 @@ def fit_index(
             {**found.record(Path(str(index_path))), **entry}
             for found, entry in zip(checkpoints, others, strict=True)
         ]
-        writer.publish(own | {"recipe": options.recipe} | ({"checkpoints": listed} if listed else {}))
+        own |= {"recipe": options.recipe} | ({"base": base} if base else {})
+        writer.publish(own | ({"checkpoints": listed} if listed else {}))
     reports = [entry["report"] for entry in fitted]
     published = time.perf_counter() - publishing
     return _train_record(index_path, index, own, listed, reports, (loaded, published))

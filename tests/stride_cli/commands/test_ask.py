@@ -66,8 +66,16 @@ def test_documents_added_to_the_corpus_are_added_to_the_index(
     built: Path, run: Callable, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(built, tmp_path / "grown"))
+    new = '{"id": "new", "text": "Zoe number 99 lives in Rome"}\n'
     with (folder / "corpus.jsonl").open("a") as lines:
-        lines.write('{"id": "new", "text": "Zoe number 99 lives in Rome"}\n')
+        lines.write(new)
+    shutil.copytree(folder / "corpus.stride", own := tmp_path / "own.stride")
+    assert run(f"train --rank 8 --project 64 --overwrite --no-calibration --index {own}").code == 0
+    for documents in (30, 31):
+        refused = run(f"ask {folder}/corpus.jsonl Zoe --index {own}")
+        assert refused.code == 2 and "settings of their own" in refused.err and "ranks" in refused.err
+        assert run(f"index info {own}").records[0]["documents"] == documents
+        run(f"index append - --index {own}", stdin=new)
     asked = run(f"ask {folder}/corpus.jsonl 'Zoe number 99 lives in' --top 40 --bottom 40")
     assert asked.code == 0 and "adding 1 new documents to the index" in asked.err
     (answer,) = asked.records
