@@ -99,12 +99,9 @@ def test_other_field_names(write_jsonl: Callable[..., str]) -> None:
 
 def test_numbered_ids(write_jsonl: Callable[..., str]) -> None:
     path = write_jsonl([{"text": "x"}, {"id": "x", "text": "y"}, {"id": "x", "text": "z"}])
-    assert [d.id for d in read_documents([path], ReadOptions(number_ids=True))] == ["0", "1", "2"]
-    assert [d.id for d in read_documents([path], ReadOptions(number_ids=True), first_number=5)] == [
-        "5",
-        "6",
-        "7",
-    ]
+    numbered = ReadOptions(number_ids=True)
+    assert [d.id for d in read_documents([path], numbered)] == ["0", "1", "2"]
+    assert [d.id for d in read_documents([path], numbered, first_number=5)] == ["5", "6", "7"]
 
 
 GOOD = b'{"id": "good", "text": "x"}\n'

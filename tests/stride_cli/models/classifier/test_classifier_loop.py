@@ -11,7 +11,7 @@ import torch
 
 from stride_cli.models.classifier.classifier_recipe import ClassifierRecipe, default_recipe
 from stride_cli.models.classifier.networks import build_network, choose_network
-from stride_cli.research.training.classifier_stack import FunctionalSteps, train_stacked
+from stride_cli.research.training.classifier_stack import train_stacked
 from stride_cli.training.classifier_loop import outcomes_of, train_network
 
 
@@ -51,25 +51,6 @@ def test_stacked_equals_one_by_one(recipe: ClassifierRecipe) -> None:
         tolerance = 1e-4 if recipe.optimizer == "sgd" else 5e-3
         torch.testing.assert_close(together[number], alone, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(stack.network(number)(inputs), together[number], rtol=1e-4, atol=1e-5)
-
-
-def test_written_out_steps_equal_those_of_torch_func() -> None:
-    recipe = recipes()[0]
-    inputs, labels = examples()
-    members = [np.arange(40), np.arange(20, 60)]
-    template = build_network(recipe.network, (5,), 3, seed=0)
-    drawn = [build_network(recipe.network, (5,), 3, seed=seed).state_dict() for seed in (0, 1)]
-    parameters = {name: torch.stack([one[name] for one in drawn]) for name, _ in template.named_parameters()}
-    steps = FunctionalSteps(template, parameters, recipe)
-    for step in range(recipe.steps(40)):
-        epoch, place = divmod(step, 5)
-        rows = np.stack([recipe.order_of(own, s, epoch)[place] for s, own in enumerate(members)])
-        index = torch.from_numpy(rows)
-        weight = torch.full((2, 8), 1 / 8)
-        steps.step(inputs[index], labels[index], weight, torch.full((2,), recipe.rate(step, 40)))
-    stack = train_stacked(recipe, inputs, labels, members, [0, 1], n_classes=3)
-    for name, values in stack.parameters.items():
-        torch.testing.assert_close(values, parameters[name], rtol=1e-4, atol=1e-6)
 
 
 def test_logistic_regression_reaches_the_optimum_of_scikit_learn() -> None:

@@ -1,27 +1,11 @@
-"""Networks: shapes, seeds, parts, and adapter files that do not load."""
+"""Networks: shapes, seeds and parts."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
-from stride_cli.models.classifier.networks import NetworkSpec, build_network, choose_network, split_network
-
-ADAPTER = """
-import torch
-
-def network(shape, n_classes):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0], 5), torch.nn.Tanh(),
-                               torch.nn.Linear(5, n_classes))
-"""
-
-
-def adapter(folder: Path, text: str) -> NetworkSpec:
-    file = folder / "net.py"
-    file.write_text(text)
-    return choose_network(str(file))
+from stride_cli.models.classifier.networks import build_network, choose_network, split_network
 
 
 @pytest.mark.parametrize(
@@ -57,9 +41,3 @@ def test_an_example_does_not_depend_on_its_batch() -> None:
     network = build_network(choose_network("resnet9", width=8), (8, 8), 4, seed=0)
     inputs = torch.randn(5, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(network.train()(inputs)[:2], network.eval()(inputs[:2]), rtol=1e-4, atol=1e-5)
-
-
-def test_adapter(tmp_path: Path) -> None:
-    network = build_network(adapter(tmp_path, ADAPTER), (6,), 3, seed=2)
-    assert network(torch.zeros(2, 6)).shape == (2, 3)
-    assert len(split_network(network)[0]) == 3
