@@ -1,8 +1,9 @@
 """Bootstrap a mean LDS over queries, over subsets and over both, with the same draws for all methods.
 
 Differences between methods are taken draw by draw, so that what they share (hard queries, noisy subsets)
-cancels. Simulated with 20 queries, 120 repetitions each, the 95 % joint interval held the true mean in 100,
-97 and 93 % of cases at R = 12, 30 and 100 subsets: with few subsets it is too wide rather than too narrow.
+cancels. Simulated with 20 queries and a mean of .85, 120 repetitions each, the 95 % joint interval held the
+true mean in 98, 99 and 94 % of cases at R = 12, 30 and 100 subsets, with 80 queries and R = 40 in 96 %: with
+few subsets it is too wide rather than too narrow.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Resampler:
 
 
 def interval(mean: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
-    """Percentile interval and standard error of resampled means, (B,)."""
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    """Percentile interval and standard error of resampled means, (B,), which are moved to have that mean:
+    a unit that is drawn twice is a tie, and ties lower a rank correlation."""
+    low, high = np.quantile(draws - draws.mean() + mean, [(1 - level) / 2, (1 + level) / 2])
     return Interval(mean, float(draws.std(ddof=1)), float(low), float(high))
 
 
