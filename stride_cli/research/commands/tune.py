@@ -31,9 +31,6 @@ def tune(
     layer: Annotated[str | None, typer.Option("--layer", help="Layers to try: 4,8.")] = None,
     damping: Annotated[str | None, typer.Option("--damping", help="Dampings to try: 0.03,0.1,0.3.")] = None,
     rank: Annotated[str | None, typer.Option("--rank", help="Ranks to try: 32,96.")] = None,
-    lambda_ratio: Annotated[
-        str, typer.Option("--lambda-ratio", help="λ / λ_max to try in every trial, at almost no cost.")
-    ] = "0.003,0.01,0.03,0.1,0.3",
     *,
     where: Fitted,
     given: Annotated[dict[str, Any], Flags(TuneOptions)],
@@ -43,9 +40,10 @@ def tune(
     """Try settings of the operators on this index, and write the best to a new stride.yaml.
 
     The criterion: the model is trained a little further, from its own weights, on random halves of the
-    corpus, and the losses of queries that are in none of them are measured. A trial fits operators, recovers
-    the influence of every chunk, and is scored by how well the sums over each half predict those losses
-    (Spearman's ρ over halves, mean over queries). That needs the index and the model only, no recipe.
+    corpus, and the losses of queries that are in none of them are measured. A trial fits operators, finds the
+    influence of every chunk as `stride query` does by default, and is scored by how well the sums over each
+    half predict those losses (Spearman's ρ over halves, mean over queries). That needs the index and the
+    model only, no recipe.
 
     It is not retraining: what was learnt before is partly kept, the optimizer is AdamW whatever the model's
     was, and queries from the corpus have been trained on. It ranks settings; its values are no LDS, and small
@@ -78,7 +76,6 @@ def tune(
     options = TuneOptions(
         grid=grid or None,
         start={name: getattr(chosen, name) for name in ("space", "layer", "rank", "damping")},
-        lambdas=listed("--lambda-ratio", lambda_ratio, float),
         **given,
     )
     records: list[TrialRecord] = []
@@ -109,7 +106,7 @@ def tune(
 
 def _table(records: list[TrialRecord]) -> None:
     """Print the trials on stderr, the best of each moment marked."""
-    from stride_cli.commands.tables import number, print_table
+    from stride_cli.commands.tables import print_table
     from stride_cli.research.commands.evaluate_options import seconds
 
     rows = []
@@ -118,7 +115,7 @@ def _table(records: list[TrialRecord]) -> None:
         rank = "default" if record["rank"] is None else str(record["rank"])
         damping = "default" if record["damping"] is None else f"{record['damping']:g}"
         cells = [record["space"], str(record["layer"]), rank, damping]
-        cells += [str(record["subsets"]), str(record["degree"]), number(record["lambda_ratio"], "g"), score]
+        cells += [str(record["subsets"]), str(record["degree"]), score]
         rows.append([*cells, seconds(record["seconds"]), "*" if record["best"] else record.get("error", "")])
-    columns = ["space", "layer", "rank", "damping", "K", "d", "λ / λ_max", "score", "took", "best"]
+    columns = ["space", "layer", "rank", "damping", "K", "d", "score", "took", "best"]
     print_table("Trials", columns, rows, stderr=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.attribution.pipeline import shown
-from stride_cli.attribution.several import Several, in_passes, mean_solution, open_pipeline
+from stride_cli.attribution.several import Several, in_passes, open_pipeline
 from stride_cli.data.query_set import QUERY_BLOCK, QUERY_TOKENS
 from stride_cli.data.workspace import Workspace
 from stride_cli.errors import UsageError
@@ -19,14 +18,12 @@ from stride_cli.operators.options import FLAT, ClosedOptions, train_options
 from stride_cli.operators.steered_model import SteeredModel
 from stride_cli.options import own
 from stride_cli.output import progress
-from stride_cli.recovery.lasso import solve_path
 from stride_cli.recovery.problem import dense
-from stride_cli.recovery.shrinkage import shrink_solution
 from stride_cli.research.methods.gradients.passes import load_checkpoint, load_residuals_once
 from stride_cli.research.methods.protocol import takes
 
 if TYPE_CHECKING:
-    from stride_cli.attribution.pipeline import Measurement, Pipeline
+    from stride_cli.attribution.pipeline import Pipeline
     from stride_cli.data.query_set import QuerySet
     from stride_cli.models.protocol import AttributableModel
     from stride_cli.operators.designs import Designs
@@ -157,41 +154,6 @@ class StrideMethod:
             return open_stored(self._task.index, self._task.model, which)
         return load_checkpoint(self._task, Path(which))
 
-    def score_path(self, queries: QuerySet, lambda_ratios: Sequence[float]) -> Iterator[list[np.ndarray]]:
-        """Score for several λ / λ_max at once: for every block of queries one (q, n) float32 for each λ.
-
-        Raises
-        ------
-        UsageError      with read
-        """
-        if self._recovery.read:
-            raise UsageError("chunks are read at one λ, not along a path", fix="read none (read=0)")
-        pipeline, measured = self._pipeline(), self._measure(queries)
-        if measured.fitted < self._task.n_chunks:
-            raise UsageError(
-                "operators do not know the chunks that were appended", fix="stride train --overwrite"
-            )
-        settings = replace(pipeline.settings, reads=0, estimated=False, redundancy=0.0)
-        for start in range(0, len(queries), QUERY_BLOCK):
-            part = measured.take(slice(start, start + QUERY_BLOCK))
-            runs = [
-                [
-                    [shown(found, own.of_query(query), settings) for query, found in enumerate(of_lambda)]
-                    for of_lambda in solve_path(
-                        each.columns, own.y, lambda_ratios, settings.lasso, n_subsets=own.y.shape[1]
-                    )
-                ]
-                for each, own in pipeline.parts(part)
-            ]
-            means = (
-                [mean_solution(each) for each in zip(*of_models, strict=True)]
-                for of_models in zip(*runs, strict=True)
-            )
-            yield [
-                dense([shrink_solution(each, settings.shrinkage) for each in found], np.float32)
-                for found in means
-            ]
-
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         """See `Method.score`: relative influences; zero outside of the solution and of what was read."""
         for _, found in in_passes(self._pipeline(), queries):
@@ -207,11 +169,6 @@ class StrideMethod:
 
         operators = [operators for _, operators in self._fitted]
         return open_pipeline(operators, load, self._designs, self._task, self._defaults, self._recovery)
-
-    def _measure(self, queries: QuerySet) -> Measurement:
-        """Measure the subsets' responses to all queries."""
-        groups = queries.groups(self._task.model, QUERY_TOKENS)
-        return self._pipeline().measure([queries.batch(rows) for rows in groups])
 
 
 class DirectReadout:

@@ -11,7 +11,6 @@ from stride_cli.errors import UsageError
 from stride_cli.options import option
 from stride_cli.training.options import EngineOptions
 
-LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
 FEWEST_RESPONSES = 8  # correlations over fewer say nothing
 
 
@@ -23,7 +22,6 @@ class TuneOptions(EngineOptions):
     ----------
     grid : dimension → values           None: three or four values of space, layer, damping and rank
     start : dimension → value           where the sweep begins; missing: the default
-    lambdas : λ / λ_max                 tried in every trial
     criterion : str                     "continued": the model trained further on random halves; "retrained":
                                         trained anew on them, by its recipe; "truth": the index's own truth
     queries : Path, optional            default: chunks of the corpus, kept out of halves and operators; of a
@@ -37,7 +35,6 @@ class TuneOptions(EngineOptions):
 
     grid: Mapping[str, Sequence[Any]] | None = None
     start: Mapping[str, Any] = field(default_factory=dict)
-    lambdas: Sequence[float] = LAMBDAS
     trials: int | None = option(None, "At most so many fits.", low=1)
     criterion: str = option(
         "continued",

@@ -7,12 +7,6 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 from stride_cli.research.evaluation.records import EstimateRecord, Number
 
 
-class LambdaScore(TypedDict):
-    lambda_ratio: Annotated[float, "λ / λ_max"]
-    score: Annotated[float, "mean over queries"]
-    se: Annotated[float, "bootstrap standard error over queries"]
-
-
 class SettingsRecord(TypedDict):
     space: Annotated[str, "operator space, or spaces joined by +"]
     layer: Annotated[int, "residual spaces act after this many blocks"]
@@ -27,10 +21,8 @@ class SettingsRecord(TypedDict):
 class TrialRecord(SettingsRecord):
     schema: Literal["stride.trial/1"]
     trial: Annotated[int, "1, 2, …"]
-    lambda_ratio: Annotated[Number, "λ / λ_max of the highest score; null where the trial failed"]
-    score: Annotated[Number, "criterion there: mean over queries, −1 … 1; null where the trial failed"]
+    score: Annotated[Number, "criterion: mean over queries, −1 … 1; null where the trial failed"]
     se: Annotated[Number, "bootstrap standard error over queries"]
-    lambdas: list[LambdaScore]
     best: Annotated[bool, "the highest so far, and by two standard errors better than the first"]
     kept: Annotated[bool, "found finished from an earlier run"]
     error: NotRequired[Annotated[str, "why the trial failed"]]
@@ -48,7 +40,6 @@ class TuneRecord(SettingsRecord):
     criterion: Annotated[str, '"continued" (the model trained further), "retrained" or "truth"']
     queries: Annotated[int, "queries"]
     responses: Annotated[int, "random subsets whose effect was measured"]
-    lambda_ratio: Annotated[float, "λ / λ_max"]
     score: Annotated[
         EstimateRecord, {"mean": "of the chosen settings: mean over queries of Spearman's ρ over subsets"}
     ]

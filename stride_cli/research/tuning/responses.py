@@ -47,18 +47,8 @@ class WithheldChunks(ChunkReader):
 
     def __init__(self, index: Index, withheld: np.ndarray) -> None:
         super().__init__(index)
-        self._withheld = frozenset(np.asarray(withheld).tolist())
-
-    def chunk(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `ChunkReader.chunk`."""
-        ids, weights = super().chunk(row)
-        return ids, (np.zeros_like(weights) if int(row) in self._withheld else weights)
-
-    def scored_tokens(self) -> int:
-        """See `ChunkReader.scored_tokens`."""
-        return super().scored_tokens() - sum(
-            int(super(WithheldChunks, self).chunk(row)[1].sum()) for row in self._withheld
-        )
+        self.loss_start = np.array(self.loss_start)
+        self.loss_start[withheld] = self.lengths[withheld]
 
 
 def withheld_queries(workspace: Workspace, count: int) -> tuple[QuerySet, np.ndarray]:

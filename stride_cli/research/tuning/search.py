@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.durable import make_directory, replace_file
-from stride_cli.attribution.options import RecoveryOptions
-from stride_cli.errors import StrideError, UsageError
+from stride_cli.errors import StrideError
 from stride_cli.operators.options import ClosedOptions, resolve_settings
 from stride_cli.options import entries
 from stride_cli.output import note
@@ -34,33 +33,22 @@ _ERRORS = 2  # standard errors that a setting has to gain: one is exceeded by ch
 
 @dataclass(frozen=True)
 class Trial:
-    """One fit of the operators, scored at several λ.
+    """One fit of the operators, and its score.
 
     Attributes
     ----------
     settings : dict                    `DIMENSIONS` → value, None for the default
-    lambdas : (L,) floats
-    scores : (L, Q) float64            Spearman's ρ over subsets of predicted and measured response
+    scores : (Q,) float64              Spearman's ρ over subsets of predicted and measured response
     seconds : float                    of fit and scoring
     error : str, optional              why the fit failed; there are no scores then
     kept : bool                        read from an earlier run
     """
 
     settings: dict[str, Any]
-    lambdas: tuple[float, ...]
     scores: np.ndarray
     seconds: float
     error: str | None = None
     kept: bool = False
-
-    @property
-    def best(self) -> int:
-        """Number of the λ of highest mean."""
-        return int(np.argmax(self.scores.mean(axis=1)))
-
-    def at(self, lambda_ratio: float) -> np.ndarray:
-        """Scores of every query at one λ, (Q,)."""
-        return self.scores[self.lambdas.index(lambda_ratio)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +94,7 @@ class TrialStore:
             if stored["key"] != key:
                 raise ValueError("another trial's")
             scores = np.asarray(stored["scores"], np.float64)
-            return Trial(stored["settings"], tuple(stored["lambdas"]), scores, stored["seconds"], kept=True)
+            return Trial(stored["settings"], scores, stored["seconds"], kept=True)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -119,40 +107,33 @@ class TrialStore:
             "schema": _SCHEMA,
             "key": key,
             "settings": trial.settings,
-            "lambdas": list(trial.lambdas),
             "scores": trial.scores.tolist(),
             "seconds": trial.seconds,
         }
         replace_file(self.path(key), json.dumps(record).encode())
 
 
-def run_trial(
-    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
-) -> Trial:
-    """Fit operators, recover at every λ, compare with the measured responses.
+def run_trial(workspace: Workspace, target: Target, settings: Mapping[str, Any]) -> Trial:
+    """Fit operators, recover as queries do by default, compare with the measured responses.
 
     Raises
     ------
     UsageError      settings that cannot be for this model and index
     """
-    from stride_cli.research.evaluation.scoring import checked_block
+    from stride_cli.research.evaluation.scoring import score_blocks
     from stride_cli.research.methods.stride import StrideMethod
 
     started = time.perf_counter()
     method = StrideMethod(fit="closed", **settings)
     method.fit(workspace)
-    predicted: list[list[np.ndarray]] = [[] for _ in lambdas]
-    for blocks in method.score_path(target.queries, lambdas):
-        for kept, block in zip(predicted, blocks, strict=True):
-            kept.append(predicted_response(checked_block(method, block, workspace.n_chunks), target.masks))
-    scores = [correlate(np.concatenate(kept), target.measured).spearman for kept in predicted]
-    return Trial(dict(settings), tuple(lambdas), np.array(scores), time.perf_counter() - started)
+    blocks = score_blocks(method, target.queries, workspace.n_chunks)
+    predicted = np.concatenate([predicted_response(block, target.masks) for block in blocks])
+    scores = correlate(predicted, target.measured).spearman
+    return Trial(dict(settings), scores, time.perf_counter() - started)
 
 
-def trial_key(
-    workspace: Workspace, target: Target, settings: Mapping[str, Any], lambdas: Sequence[float]
-) -> str:
-    """Hash what decides a trial: settings with their defaults filled in, λ, target, index, version."""
+def trial_key(workspace: Workspace, target: Target, settings: Mapping[str, Any]) -> str:
+    """Hash what decides a trial: settings with their defaults filled in, target, index, version."""
     own = dict(settings)
     if not layer_matters(settings):
         own["layer"] = None
@@ -160,7 +141,7 @@ def trial_key(
     index = workspace.index
     design = [index.n_subsets, index.degree]
     prints = index.attributes["fingerprints"]
-    parts = [resolved, design, index.seed, list(lambdas), target.digest, prints, __version__]
+    parts = [resolved, design, index.seed, target.digest, prints, __version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -220,10 +201,7 @@ def sweep(
         better = trial.error is None and (
             best is None
             or first is None
-            or (
-                bool(trial.scores[trial.best].mean() > best.scores[best.best].mean())
-                and exceeds(trial, first, seed=seed)
-            )
+            or (bool(trial.scores.mean() > best.scores.mean()) and exceeds(trial, first, seed=seed))
         )
         if better:
             best = trial
@@ -233,38 +211,18 @@ def sweep(
 
 def exceeds(trial: Trial, other: Trial, *, seed: int = 0) -> bool:
     """Tell whether a trial's mean is higher by more than two standard errors of the difference."""
-    return _above_chance(trial.scores[trial.best] - other.scores[other.best], seed)
-
-
-def _above_chance(difference: np.ndarray, seed: int) -> bool:
+    difference = trial.scores - other.scores
     error = mean_interval(difference, seed=seed, name="tuning").se if len(difference) > 1 else 0.0
     return bool(difference.mean() > _ERRORS * error)
 
 
-def choose_lambda(trial: Trial, usual: float, *, seed: int = 0) -> float:
-    """Choose the λ of a trial: the usual one, unless another is better by more than two standard errors.
-
-    Parameters
-    ----------
-    usual : float      one of the trial's λ, else the best is chosen
-    """
-    if usual not in trial.lambdas:
-        return trial.lambdas[trial.best]
-    better = _above_chance(trial.scores[trial.best] - trial.at(usual), seed)
-    return trial.lambdas[trial.best] if better else usual
-
-
-def check_grid(grid: Mapping[str, Sequence[Any]], lambdas: Sequence[float]) -> None:
+def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
     """Raise UsageError where a value to try cannot be."""
     for name in ("layer", "rank", "damping"):
         for value in grid.get(name, ()):
             entries(ClosedOptions)[name].check(value)
-    for value in lambdas:
-        entries(RecoveryOptions)["lambda_ratio"].check(value)
-    if not lambdas:
-        raise UsageError("no λ is given", fix="try --lambda-ratio 0.01,0.03,0.1")
 
 
-def failed(settings: Mapping[str, Any], lambdas: Sequence[float], error: StrideError) -> Trial:
+def failed(settings: Mapping[str, Any], error: StrideError) -> Trial:
     """Make the trial of settings that cannot be fitted: it is reported, and the sweep goes on."""
-    return Trial(dict(settings), tuple(lambdas), np.zeros((0, 0)), 0.0, error.message)
+    return Trial(dict(settings), np.zeros(0), 0.0, error.message)

@@ -29,7 +29,6 @@ from stride_cli.research.tuning.search import (
     Trial,
     TrialStore,
     check_grid,
-    choose_lambda,
     failed,
     layer_matters,
     run_trial,
@@ -69,14 +68,10 @@ def tune_index(
     UsageError, StageMissing      options that cannot be; ``truth`` without one
     NumericalError                no trial could be fitted
     """
-    from stride_cli.attribution.defaults import recovery_defaults
-
     # 1. where the sweep begins, and what it tries
-    lambdas = tuple(sorted(set(map(float, options.lambdas))))
-    check_grid(options.grid or {}, lambdas)
+    check_grid(options.grid or {})
     local_directory(where.index)  # refused before a model is opened
     workspace = where.open()
-    usual = float(recovery_defaults(workspace.index, workspace.model, "closed", None)["lambda_ratio"])
     start = {name: options.start.get(name) for name in DIMENSIONS}
     start["space"] = start["space"] or default_space(workspace)
     grid = dict(options.grid) if options.grid is not None else default_grid(workspace)
@@ -86,7 +81,7 @@ def tune_index(
     workspace, target = _target(workspace, where, options, place)
     response_seconds = time.perf_counter() - begun
     # 3. the sweep
-    trials = _Trials(workspace, target, lambdas, TrialStore(place / "trials"))
+    trials = _Trials(workspace, target, TrialStore(place / "trials"))
     most = 1 + sum(map(len, grid.values()))
     best: Trial | None = None
     first: Trial | None = None
@@ -111,17 +106,13 @@ def tune_index(
         raise NumericalError("no trial could be fitted", fix="see the errors of the trials")
     # 4. the choice; what gains nothing stays as it is, and is not made explicit: other indexes have other
     # defaults
-    ratio = choose_lambda(best, usual, seed=workspace.seed)
-    scores = best.at(ratio)
-    before = first.at(usual if usual in first.lambdas else first.lambdas[first.best])
     own, shown = workspace.index, resolved(best.settings, workspace)
     settings = {
         f"train.{name}": best.settings[name] for name in DIMENSIONS if best.settings[name] != start[name]
     }
     following = f"stride train --index {own.path} --overwrite" if settings else ""
-    if settings or ratio != usual:
-        settings["query.lambda_ratio"] = ratio
-    means = mean_records({"score": scores, "gain": scores - before}, seed=workspace.seed, name="tuning")
+    values = {"score": best.scores, "gain": best.scores - first.scores}
+    means = mean_records(values, seed=workspace.seed, name="tuning")
     record: TuneRecord = {
         "schema": "stride.tune/1",
         "index": str(own.path),
@@ -129,7 +120,6 @@ def tune_index(
         "queries": len(target.queries),
         "responses": len(target.masks),
         **shown,
-        "lambda_ratio": ratio,
         "score": means["score"],
         "gain": means["gain"],
         "trials": count,
@@ -144,10 +134,8 @@ def tune_index(
 class _Trials:
     """Trials on one target, each kept on disk."""
 
-    def __init__(
-        self, workspace: Workspace, target: Target, lambdas: tuple[float, ...], store: TrialStore
-    ) -> None:
-        self._workspace, self._target, self._lambdas, self._store = workspace, target, lambdas, store
+    def __init__(self, workspace: Workspace, target: Target, store: TrialStore) -> None:
+        self._workspace, self._target, self._store = workspace, target, store
 
     def evaluate(self, settings: dict[str, Any]) -> Trial:
         """Run a trial, or read the finished one; settings that cannot be fitted give a failed one."""
@@ -155,11 +143,11 @@ class _Trials:
             key = self._key(settings)
             trial = self._store.read(key)
             if trial is None:
-                trial = run_trial(self._workspace, self._target, settings, self._lambdas)
+                trial = run_trial(self._workspace, self._target, settings)
                 self._store.add(key, trial)
             return trial
         except (UsageError, NumericalError) as error:
-            return failed(settings, self._lambdas, error)
+            return failed(settings, error)
 
     def identity(self, settings: Mapping[str, Any]) -> str:
         """Name settings so that those that mean the same have one name."""
@@ -169,7 +157,7 @@ class _Trials:
             return repr(sorted(settings.items(), key=str))
 
     def _key(self, settings: Mapping[str, Any]) -> str:
-        return trial_key(self._workspace, self._target, settings, self._lambdas)
+        return trial_key(self._workspace, self._target, settings)
 
 
 def default_grid(workspace: Workspace) -> dict[str, list[Any]]:
@@ -244,19 +232,13 @@ def trial_record(
     number: int, trial: Trial, better: bool, workspace: Workspace, *, seed: int = 0
 ) -> TrialRecord:
     """Make ``stride.trial/1``."""
-    means = [mean_interval(scores, seed=seed, name="tuning") for scores in trial.scores]
-    best = trial.best if means else None
+    found = mean_interval(trial.scores, seed=seed, name="tuning") if trial.error is None else None
     record: TrialRecord = {
         "schema": "stride.trial/1",
         "trial": number,
         **resolved(trial.settings, workspace),
-        "lambda_ratio": None if best is None else trial.lambdas[best],
-        "score": None if best is None else means[best].mean,
-        "se": None if best is None else means[best].se,
-        "lambdas": [
-            {"lambda_ratio": ratio, "score": found.mean, "se": found.se}
-            for ratio, found in zip(trial.lambdas, means, strict=False)
-        ],
+        "score": None if found is None else found.mean,
+        "se": None if found is None else found.se,
         "best": better,
         "kept": trial.kept,
         "seconds": trial.seconds,

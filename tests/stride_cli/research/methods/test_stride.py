@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stride_cli.data.query_set import QUERY_TOKENS
 from stride_cli.research.methods.registry import open_method
 from tests.stride_cli.research.methods.gradients.scored import score_all
 
@@ -20,10 +21,8 @@ def test_recovery_from_many_subsets_is_the_direct_readout(task_and_queries, spac
     """With as many subsets as chunks, next to no penalty is left between measurement and readout."""
     task, queries = task_and_queries
     n = task.n_chunks
-    recovered = score_all(
-        fitted(task, f"stride:space={space},subsets={n},degree=3,lambda_ratio=1e-4"), queries
-    )
-    direct = score_all(fitted(task, f"direct:space={space}"), queries)
+    many = fitted(task, f"stride:space={space},subsets={n},degree=3,lambda_ratio=1e-4")
+    recovered, direct = (score_all(each, queries) for each in (many, fitted(task, f"direct:space={space}")))
     assert recovered.shape == direct.shape == (len(queries), n)
     centred = direct - direct.mean(1, keepdims=True)
     for a, b in zip(recovered, centred, strict=True):
@@ -73,9 +72,10 @@ def test_checkpoints_have_subsets_of_their_own_and_are_averaged(task_and_queries
     assert len(method._designs.each) == 2
     second = 2 * found - first
     second -= np.median(second, axis=1, keepdims=True)  # most chunks have no weight of their own
-    y = method._measure(queries).y
+    batches = [queries.batch(rows) for rows in queries.groups(task.model, QUERY_TOKENS)]
+    y, first = (each._pipeline().measure(batches).y for each in (method, one))
     np.testing.assert_allclose(y[:, 16:].std(1), y[:, :16].std(1), rtol=1e-9)
-    np.testing.assert_allclose(y[:, :16], one._measure(queries).y, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(y[:, :16], first, rtol=1e-6, atol=1e-12)
     M = np.zeros((16, task.n_chunks))
     M[method._designs.each[1].T.astype(int), np.arange(task.n_chunks)] = 1
     ratio = method._defaults["lambda_ratio"]

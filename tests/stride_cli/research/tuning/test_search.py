@@ -20,7 +20,7 @@ def evaluate(settings: dict[str, Any]) -> Trial:
         0.5 - 0.01 * abs((settings["rank"] or 4) - 8) - 0.1 * abs(np.log10((settings["damping"] or 1) / 10))
     )
     own = np.random.default_rng(0).normal(size=20) * 0.1
-    return Trial(dict(settings), (0.1,), (mean + own)[None], 1.0)
+    return Trial(dict(settings), mean + own, 1.0)
 
 
 def test_finds_the_best_of_a_grid() -> None:
@@ -38,14 +38,14 @@ def test_chance_is_no_reason_to_change() -> None:
     noise = np.random.default_rng(1)
 
     def random(settings: dict[str, Any]) -> Trial:
-        return Trial(dict(settings), (0.1,), noise.normal(size=(1, 40)), 0.0)
+        return Trial(dict(settings), noise.normal(size=40), 0.0)
 
-    first, worse = random(START), Trial(START, (0.1,), np.full((1, 40), -9.0), 0.0)
+    first, worse = random(START), Trial(START, np.full(40, -9.0), 0.0)
     assert exceeds(first, worse) and not exceeds(worse, first)
     replaced = sum(exceeds(random(START), random(START)) for _ in range(400)) / 400
     assert 0.005 < replaced < 0.06  # beyond two standard errors: about one in forty
-    one = Trial(START, (0.1,), np.array([[0.2]]), 0.0)
-    assert exceeds(one, Trial(START, (0.1,), np.array([[0.1]]), 0.0)) and not exceeds(one, one)
+    one = Trial(START, np.array([0.2]), 0.0)
+    assert exceeds(one, Trial(START, np.array([0.1]), 0.0)) and not exceeds(one, one)
 
 
 def test_trials_are_kept_and_damaged_ones_are_not_read(
@@ -56,7 +56,7 @@ def test_trials_are_kept_and_damaged_ones_are_not_read(
     store.add("a", trial)
     again = store.read("a")
     assert again is not None and again.kept and again.settings == trial.settings
-    assert (again.scores == trial.scores).all() and again.lambdas == trial.lambdas
+    assert (again.scores == trial.scores).all()
     for content in ("{", "{}", store.path("a").read_text().replace('"a"', '"b"')):
         store.path("a").write_text(content)
         assert store.read("a") is None
