@@ -125,7 +125,7 @@ def causes(
     specs = chosen or default_methods(workspace.index)
     sets = build_asked(workspace, asked, rules, chat=options.chat)
     # 3. the queries that count
-    kept, results = KeptRanks(workspace.index, fresh=options.fresh), Results(json)
+    kept, results = KeptRanks(workspace, fresh=options.fresh), Results(json)
     if options.known or options.base is not None:
         asked, sets = _known(workspace, asked, sets, kept, options, results)
     # 4. every method's ranks

@@ -51,6 +51,10 @@ DEFAULT_METHODS = (
 )  # fmt: skip
 
 
+# options that let something decide that `KeptRanks.key` does not cover
+_NOT_KEPT = ("checkpoints=", "model=", "mix=")
+
+
 def default_methods(index: Index) -> list[str]:
     """List STRIDE, with the index's operators where it has them, and every kind of other method."""
     stride = "stride:stored=true" if index.has("operators") else "stride"
@@ -101,21 +105,23 @@ class KeptRanks:
     """Results kept in INDEX.causes, so that a stopped evaluation goes on: JSON Lines, a file a method.
 
     A line is written when a query is scored. Its key covers what decides the result: the index's content, the
-    method with its options, the query's tokens, its causes, this package's version. A line that a kill has
-    cut counts as missing.
+    model's precision, the method with its options, the query's tokens, its causes, this package's version.
+    Where what is at a path decides, or what else is asked, nothing is kept. A line that a kill has cut counts
+    as missing.
 
     Parameters
     ----------
     fresh : bool      ignore what is there
     """
 
-    def __init__(self, index: Index, *, fresh: bool = False) -> None:
-        self._index, self._fresh = index, fresh
+    def __init__(self, workspace: Workspace, *, fresh: bool = False) -> None:
+        self._index, self._fresh = workspace.index, fresh
         self.directory: Path | None = None
         with contextlib.suppress(IndexReadOnly):  # read over the network, or from a zip: nothing is kept
-            place = local_directory(index.path)
+            place = local_directory(self._index.path)
             self.directory = place.with_name(place.name + ".causes")
-        about = [__version__, index.attributes["fingerprints"], index.n_chunks, index.seed]
+        prints, dtype = self._index.attributes["fingerprints"], str(workspace.model.dtype)
+        about = [__version__, prints, self._index.n_chunks, self._index.seed, dtype]
         self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def key(self, spec: str, texts: Sequence[tuple[np.ndarray, np.ndarray]], causes: np.ndarray) -> str:
@@ -128,7 +134,8 @@ class KeptRanks:
         # what the index has beside its corpus matters to those methods that read it
         stages = ["operators"] if "stored=" in spec else []
         entry = METHODS.get(spec.partition(":")[0])
-        stages += ["truth"] if entry is not None and entry.needs == "truth" else []
+        if "train=truth" in spec or (entry is not None and entry.needs == "truth"):
+            stages.append("truth")
         read = [self._index.group_digest(stage) for stage in stages if self._index.has(stage)]
         digest = hashlib.sha256("/".join([self._digest, spec, *read, ""]).encode())
         for part in (*chain.from_iterable(texts), np.asarray(causes, np.int64)):
@@ -162,9 +169,9 @@ class KeptRanks:
             os.fsync(file.fileno())
 
     def _path(self, spec: str) -> Path | None:
-        if self.directory is None:
+        name, _, options = spec.partition(":")
+        if self.directory is None or any(mark in options for mark in _NOT_KEPT):
             return None
-        name = spec.partition(":")[0]
         return self.directory / f"{name}-{hashlib.sha256(spec.encode()).hexdigest()[:16]}.jsonl"
 
 

@@ -220,7 +220,7 @@ class CauseScorer:
 
     def run(self, spec: str) -> CauseEntry:
         opened = opened_once(self.place, self.place.open)
-        kept = KeptRanks(opened.index, fresh=self.fresh)
+        kept = KeptRanks(opened, fresh=self.fresh)
         bench = CauseBench(opened, self.asked, self.sets, kept, self.ks, with_scores=self.with_scores)
         entry = bench.run(spec)
         return entry if self.with_scores else entry.without_scores()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
+from stride_cli.data.workspace import Workspace
 from stride_cli.models.spec import ModelSpec
+from stride_cli.research.evaluation.cause_scores import KeptRanks
 from stride_cli.schema import json_schema
 
 
@@ -79,6 +83,20 @@ def test_methods_are_ranked_judged_compared_and_kept(run, workspace: Path, asked
     assert lines[:2] == kept[:2] and len(lines) == 5
     fits = [record["seconds"]["fit"] for record in of(again.records, "stride.causes/1")]
     assert fits[0] is not None and fits[1] is None and fits[2] is None
+
+
+def test_nothing_is_kept_that_something_else_decides(workspace: Path, tmp_path: Path) -> None:
+    """The model's precision is in the key; what is asked together, and what is at a path, can not be."""
+    opened: Any = Workspace.open(workspace / "run.stride", ModelSpec(device="cpu"))
+    coarse = replace(opened, model=SimpleNamespace(dtype="bfloat16"))
+    keys = [KeptRanks(each).key("rds", [], np.arange(1)) for each in (opened, opened, coarse)]
+    assert keys[0] == keys[1] != keys[2]
+    kept = KeptRanks(opened)
+    kept.directory = tmp_path
+    specs = ["rds", "trackstar:mix=0.5", "ekfac:layers=mlp,checkpoints=a", "embeddings:model=a"]
+    for spec in specs:
+        kept.add(spec, {"key": {"above": []}})
+    assert [bool(kept.read(spec)) for spec in specs] == [True, False, False, False]
 
 
 def test_only_what_the_model_has_learnt_counts(run, workspace: Path, asked: Path, tmp_path: Path) -> None:
