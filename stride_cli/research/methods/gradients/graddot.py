@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from stride_cli.options import option
-from stride_cli.research.methods.gradients.capture import Capture, Factors, Layer
-from stride_cli.research.methods.gradients.passes import Passes, ProductOptions, find_checkpoints, query_room
+from stride_cli.research.methods.gradients.capture import Factors, Layer
+from stride_cli.research.methods.gradients.passes import (
+    Passes,
+    ProductOptions,
+    find_checkpoints,
+    open_capture,
+    query_room,
+)
 from stride_cli.research.methods.protocol import in_blocks, takes
 
 if TYPE_CHECKING:
@@ -59,20 +65,27 @@ class TracIn:
     @takes(TracInOptions)
     def __init__(self, **given: Any) -> None:
         self.options: GradDotOptions = TracInOptions(**given)
-        self.checkpoints = find_checkpoints(given.get("checkpoints"), given.get("rates"))
-        self._along = given.get("checkpoints") is None  # those that were kept
+        named, self._rates = given.get("checkpoints"), given.get("rates")
+        self._along = named is None  # those that were kept
+        self.checkpoints = find_checkpoints(named, self._rates if named else None)
 
     def fit(self, workspace: Workspace) -> None:
-        """Find the checkpoints; scores need both gradients at once."""
+        """Find the checkpoints; scores need both gradients at once.
+
+        Raises
+        ------
+        UsageError      rates, and there are not as many checkpoints
+        """
         self._task = workspace
         path = workspace.model.path
-        if self._along and path and (Path(path) / "checkpoints").is_dir():
-            self.checkpoints = find_checkpoints(path, None)
+        if self._along:
+            kept = path if path and (Path(path) / "checkpoints").is_dir() else None
+            self.checkpoints = find_checkpoints(kept, self._rates)
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
         workspace, options = self._task, self.options
-        probe, chosen = workspace.chunks.batch(np.arange(1)), options.layers or "all"
-        layers = Capture(workspace.model, probe, layers=chosen).layers
+        chosen = options.layers or "all"
+        layers = open_capture(workspace, chosen).layers
         longest = max((len(ids) for ids in queries.ids), default=1)
         floats = query_room(options.query_bytes, workspace.model.device) // 4
         sharing = min(max(1, floats // sum(layer.size for layer in layers)), max(1, len(queries)))
@@ -86,8 +99,7 @@ class TracIn:
             stop = min(start + at_once, len(queries))
             scores = np.zeros((stop - start, workspace.n_chunks), np.float32)
             for checkpoint in self.checkpoints:
-                model = checkpoint.load(workspace)
-                capture = Capture(model, probe, layers=chosen)
+                capture = open_capture(workspace, chosen, checkpoint.load(workspace))
                 passes = Passes.of(options, capture, workspace)
                 bank = QueryBank(passes, queries, start, stop, explicit)
                 scores += np.float32(checkpoint.rate) * bank.dot_corpus(passes, workspace, self.name)

@@ -216,9 +216,13 @@ def find_checkpoints(given: str | None, rates: str | None) -> list[Checkpoint]:
 
     Raises
     ------
-    UsageError      a path is not there, or there are not as many rates
+    UsageError      a path is not there, or there are not as many rates, or rates only
     """
     if given is None:
+        if rates is not None:
+            raise UsageError(
+                f"rates={rates} is given without checkpoints", fix="name them: checkpoints=PATH|PATH"
+            )
         return [Checkpoint(None, 1.0)]
     paths = [Path(part).expanduser() for part in given.split("|")]
     if missing := [path for path in paths if not path.exists()]:

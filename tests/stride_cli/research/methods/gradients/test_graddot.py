@@ -9,6 +9,7 @@ from torch import nn
 
 from stride_cli.data.batches import ChunkReader
 from stride_cli.data.workspace import Workspace
+from stride_cli.errors import UsageError
 from stride_cli.models import loading
 from stride_cli.models.language.causal_lm import CausalLM
 from stride_cli.models.spec import ModelSpec
@@ -117,19 +118,6 @@ def test_convolutions(make_classifier, autograd):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_tracin_sums_over_checkpoints(softmax, scaled):
-    original = softmax.task.model.model["head"].weight
-    method = TracIn(checkpoints=scaled("0.5", "2"), rates="0.1|3")
-    found = scored(method, softmax.task, softmax.queries)
-    expected = 0
-    for scale, rate in ((0.5, 0.1), (2.0, 3.0)):
-        p = (softmax.inputs.float() @ (original * scale).T).softmax(-1)
-        error = p - nn.functional.one_hot(softmax.labels, 3)
-        gradients = torch.einsum("ni,nj->nij", error, softmax.inputs.float()).flatten(1)
-        expected = expected + rate * gradients[softmax.n :] @ gradients[: softmax.n].T
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
-
-
 def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path, monkeypatch):
     from stride_cli.models.language.checkpoint import load_weights
 
@@ -151,7 +139,11 @@ def test_tracin_finds_the_checkpoints_of_a_run(nanochat_task, queries, tmp_path,
     assert not np.allclose(early, late)
     found = scored(TracIn(checkpoints=f"{tmp_path}|{tmp_path}"), nanochat_task, queries)
     np.testing.assert_allclose(found, 2 * late, rtol=1e-5)
+    for spec in ("tracin:rates=1", "ekfac:rates=1"):
+        with pytest.raises(UsageError, match="rates=1 is given without checkpoints"):
+            scored(open_method(spec), nanochat_task, queries)
     monkeypatch.setattr(nanochat_task.model, "spec", ModelSpec(tmp_path))
-    found = scored(TracIn(), nanochat_task, queries)
-    np.testing.assert_allclose(found, early + late, rtol=1e-4, atol=1e-4)
+    for given, expected in (({}, early + late), ({"rates": "3|0.5"}, 3 * early + 0.5 * late)):
+        found = scored(TracIn(**given), nanochat_task, queries)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(scored(GradDot(), nanochat_task, queries), late)
