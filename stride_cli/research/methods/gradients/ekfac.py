@@ -60,8 +60,12 @@ class EKFAC:
     gradients and curvature, and the influences are summed. Default layers: "mlp" for language, as in the
     publication, "all" for classifiers.
 
+    Directions are left out where λ + γ is below the layer's largest eigenvalue times its longer side times
+    float32's ε, a pseudo-inverse's rounding. Scores predict retrained models better so than with all of them.
+
     With `solve=cg` F is the exact Gauss–Newton matrix of all chosen layers together: conjugate gradients,
-    which the factors precondition, as in ASTRA (Wang et al. 2025, arXiv:2507.14740). γ stays as it is.
+    which the factors precondition, as in ASTRA (Wang et al. 2025, arXiv:2507.14740). γ stays as it is, and
+    the solution in the directions that are kept.
 
     Raises
     ------
