@@ -232,8 +232,7 @@ FIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
 RESULTS_ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     FIVE[0], ("exact gradients of every chunk (`direct`)", ("direct",)), *FIVE[1:4],
     ("TrackStar, rank 32", _shrunk("trackstar:rank=32")), ("GradDot", _shrunk("graddot")),
-    ("TRAK, five models", ("trak:dim=2048,checkpoints=FIVE",)), ("LESS", _shrunk("less")), FIVE[4],
-    ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
+    FIVE[4], ("BM25", _shrunk("bm25")), ("MiniLM embeddings", _shrunk("embeddings")),
     ("FeatSim", _shrunk("featsim")), ("RDS", _shrunk("rds")), ("chance", ("chance",)),
     ("the published recipe (SGD), on other halves", (PUBLISHED := "stride:recipe=paper",)),
 )  # fmt: skip

@@ -16,7 +16,6 @@ from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import UsageError
 from stride_cli.output import note
 from stride_cli.research.evaluation.compare import Ground
-from stride_cli.research.evaluation.scoring import match_queries
 
 if TYPE_CHECKING:
     from index_format.reader import Index
@@ -140,6 +139,8 @@ class Bench:
         """
         if self.source is None:
             return np.arange(len(self.truth.queries))
+        from stride_cli.research.training.truth import match_queries
+
         return match_queries(self.queries, self.truth.queries)
 
     def ground(self, response: str = "loss") -> Ground:

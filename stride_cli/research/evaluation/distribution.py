@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -67,8 +66,8 @@ class DistributionCounter:
         self._counts = np.zeros(0, np.int64)
         self._n_chunks = 0
 
-    def add(self, block: np.ndarray) -> None:
-        """Count a block of finite scores, (q, n)."""
+    def add(self, block: np.ndarray) -> Self:
+        """Count a block of finite scores, (q, n); return itself."""
         if not self._n_chunks:
             self._n_chunks = block.shape[1]
             grid = np.geomspace(1, self._n_chunks, CURVE_POINTS)
@@ -79,6 +78,7 @@ class DistributionCounter:
         none = np.zeros((len(block), len(self._counts)))
         curve = np.divide(held[:, self._counts - 1], held[:, -1:], out=none, where=held[:, -1:] > 0)
         self._parts.append((*part, curve))
+        return self
 
     def result(self) -> Distribution:
         zeros, ginis, coverage, active, curves = (
@@ -88,14 +88,6 @@ class DistributionCounter:
         mass = curves[some].mean(axis=0) if some.any() else np.zeros(len(self._counts))
         share = self._counts / self._n_chunks
         return Distribution(zeros, ginis, coverage, active, share, mass, self._n_chunks)
-
-
-def describe(blocks: Iterable[np.ndarray]) -> Distribution:
-    """Describe scores that come in blocks of queries."""
-    counter = DistributionCounter()
-    for block in blocks:
-        counter.add(block)
-    return counter.result()
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from index_format.errors import IndexFormatError
-from stride_cli.errors import NumericalError, QueryError, StrideError, UsageError, first_line
+from stride_cli.errors import NumericalError, StrideError, UsageError, first_line
 from stride_cli.research.evaluation.distribution import Distribution, DistributionCounter
 from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.ranking import document_scores
@@ -152,34 +152,6 @@ def checked_block(method: Method, block: np.ndarray, n_chunks: int) -> np.ndarra
     if not np.isfinite(block).all():
         raise NumericalError(f"{method.name}: a score is not finite", fix="run it with --dtype fp32")
     return block
-
-
-def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:
-    """Find each query in a set that was measured, by its tokens and scored positions.
-
-    Returns
-    -------
-    (len(queries),) int64
-
-    Raises
-    ------
-    QueryError      a query is not among the measured ones; names it
-    """
-    positions = {_content(known, row): row for row in reversed(range(len(known)))}
-    found = []
-    for row, name in enumerate(queries.names):
-        position = positions.get(_content(queries, row))
-        if position is None:
-            raise QueryError(
-                f"query '{name}' is not among the {len(known)} that the retrained models were measured on",
-                fix="leave --queries out, or measure these: stride evaluate truth --queries FILE",
-            )
-        found.append(position)
-    return np.array(found, np.int64)
-
-
-def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
-    return queries.ids[row].tobytes(), (queries.weights[row] > 0).tobytes()
 
 
 class ScoreFile:

@@ -43,7 +43,8 @@ class Datamodels(LearnsFromTruth):
 
     Raises
     ------
-    UsageError            an option out of range, too few subsets, or a query that the truth does not have
+    UsageError            an option out of range, or too few subsets
+    QueryError            a query that the truth does not have
     StageMissing          the index has no truth
     MissingExtraError     scikit-learn is not installed (Lasso)
     """
@@ -75,27 +76,19 @@ class Datamodels(LearnsFromTruth):
         sign = -1.0 if self.output == "loss" else 1.0
         self._masks = part.masks  # (R', n)
         self._targets = sign * outcomes.mean(1)  # (R', Q), higher is better
-        self._row_of = {_content(truth.queries, row): row for row in range(len(truth.queries))}
+        self._known = truth.queries
         self.bytes_per_chunk = len(self._masks) / 8  # masks, a bit a subset, as the truth keeps them
 
     def score(self, queries: QuerySet) -> Iterator[np.ndarray]:
+        from stride_cli.research.training.truth import match_queries
+
+        found = match_queries(queries, self._known)
         for rows in query_blocks(queries):
-            targets = self._targets[:, [self._find(queries, row) for row in rows]]
-            yield self._coefficients(targets)
+            yield self._coefficients(self._targets[:, found[rows]])
 
     def _coefficients(self, targets: np.ndarray) -> np.ndarray:
         """Fit targets (R', q): (q, n) float32."""
         return lasso_coefficients(self._masks, targets)
-
-    def _find(self, queries: QuerySet, row: int) -> int:
-        found = self._row_of.get(_content(queries, row))
-        if found is None:
-            raise UsageError(
-                f"{self.name}: query '{queries.names[row]}' is not one of the truth's {len(self._row_of)}: "
-                "no retrained model was measured on it",
-                fix="use the queries given to stride evaluate truth, or a method that needs no truth",
-            )
-        return found
 
 
 class DsDm(Datamodels):
@@ -202,8 +195,3 @@ def lasso_coefficients(masks: np.ndarray, targets: np.ndarray) -> np.ndarray:
     if unfinished:
         note(f"datamodels: the Lasso of {unfinished} of {len(block)} queries missed its tolerance at some λ")
     return block
-
-
-def _content(queries: QuerySet, row: int) -> bytes:
-    """Identify a query by its tokens and weights."""
-    return queries.ids[row].tobytes() + b"/" + queries.weights[row].tobytes()

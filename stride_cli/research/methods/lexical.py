@@ -177,11 +177,9 @@ def _numbers(tokens: np.ndarray) -> str:
     return " ".join(map(str, np.asarray(tokens).tolist()))
 
 
-def shared_pairs(
-    queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
-) -> np.ndarray:
+def shared_pairs(queries: QuerySet, chunks: ChunkReader, vocab_size: int) -> np.ndarray:
     """All of `pair_scores`, (Q, n) float32 ≥ 0."""
-    found = pair_scores(queries, chunks, vocab_size, smoothing=smoothing)
+    found = pair_scores(queries, chunks, vocab_size)
     scores = np.zeros((len(queries.ids), chunks.n_chunks), np.float32)
     for number, row in enumerate(scores):
         own = found.of(number)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from index_format.errors import IndexMismatch, StageMissing
+from index_format.errors import IndexMismatch
 from index_format.reader import Index
 from index_format.writer import GroupWriter
 from stride_cli.data.query_set import QuerySet
-from stride_cli.errors import UsageError
+from stride_cli.errors import QueryError, UsageError
 from stride_cli.output import note
 from stride_cli.randomness import stream
 from stride_cli.research.training.options import TruthOptions, per_mille
@@ -78,12 +78,12 @@ class Truth:
         )
 
     @classmethod
-    def from_index(cls, index: Index, *, alpha: float | None = None) -> Truth:
-        """Read the truth of an index, of one α or of all.
+    def from_index(cls, index: Index) -> Truth:
+        """Read the truth of an index, every α.
 
         Raises
         ------
-        StageMissing       there is none, or none of that α
+        StageMissing       there is none
         IndexMismatch      the index was appended to since
         """
         attributes = index.group_attributes("truth")  # StageMissing where there is none
@@ -106,7 +106,7 @@ class Truth:
                 attributes["names"],
                 attributes["texts"],
             )
-            truth = cls(
+            return cls(
                 masks=np.unpackbits(arrays["masks"], axis=1, count=n).astype(bool),
                 alpha=np.array(arrays["alpha"]),
                 losses=np.array(arrays["losses"]),
@@ -117,16 +117,6 @@ class Truth:
                 own_seed=bool(attributes.get("own_seed", False)),
                 trainer=str(attributes["trainer"]),
             )
-        if alpha is None:
-            return truth
-        rows = np.flatnonzero(_per_mille(truth.alpha) == per_mille(alpha))
-        if len(rows) == 0:
-            there = ", ".join(f"{value:g}" for value in sorted(set(truth.alpha.tolist())))
-            raise StageMissing(
-                f"index {index.path} has retrained subsets of α = {there}, none of {alpha:g}",
-                fix=_FIX.format(index.path) + f" --alpha {alpha:g}",
-            )
-        return truth.take(rows)
 
 
 def build_truth(workspace: Workspace, queries: QuerySet, options: TruthOptions = TruthOptions()) -> Truth:
@@ -285,6 +275,34 @@ def _fill(
         if margins is not None:
             margins[row, s] = outcome.margins
     return losses, margins
+
+
+def match_queries(queries: QuerySet, known: QuerySet) -> np.ndarray:
+    """Find each query in a set that was measured, by its tokens and scored positions.
+
+    Returns
+    -------
+    (len(queries),) int64
+
+    Raises
+    ------
+    QueryError      a query is not among the measured ones; names it
+    """
+    positions = {_content(known, row): row for row in reversed(range(len(known)))}
+    found = []
+    for row, name in enumerate(queries.names):
+        position = positions.get(_content(queries, row))
+        if position is None:
+            raise QueryError(
+                f"query '{name}' is not among the {len(known)} that the retrained models were measured on",
+                fix="leave --queries out, or measure these: stride evaluate truth --queries FILE",
+            )
+        found.append(position)
+    return np.array(found, np.int64)
+
+
+def _content(queries: QuerySet, row: int) -> tuple[bytes, bytes]:
+    return queries.ids[row].tobytes(), (queries.weights[row] > 0).tobytes()
 
 
 def own_inputs(model: AttributableModel, queries: QuerySet) -> tuple[QuerySet, np.ndarray | None]:

@@ -15,9 +15,8 @@ import numpy as np
 from stride_cli.errors import UsageError
 from stride_cli.models.kinds import kind_of_index
 from stride_cli.options import option
-from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import corpus_features, products, query_features
-from stride_cli.research.methods.gradients.passes import Passes, PassOptions
+from stride_cli.research.methods.gradients.passes import Passes, PassOptions, open_capture
 from stride_cli.research.methods.gradients.projection import Projector, random_projector
 from stride_cli.research.methods.gradients.warmup import AdamUpdates, LowRank, Warmup, warm_up
 from stride_cli.research.methods.protocol import takes
@@ -85,8 +84,7 @@ class LESS:
             )
             capture, self._parts, self._rates = warm.capture, warm.matrices, warm.rates
         else:
-            layers = given.layers or workspace.model.all_layers
-            capture = Capture(workspace.model, workspace.chunks.batch(np.arange(1)), layers=layers)
+            capture = open_capture(workspace, given.layers or workspace.model.all_layers)
             self._parts = capture.layers
         # the loss of instruction tuning is the mean over an answer's tokens, and so is the publication's
         self._passes = Passes(capture, given.batch_tokens, "mean", workspace.seed)

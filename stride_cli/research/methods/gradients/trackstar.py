@@ -17,7 +17,7 @@ from torch import Tensor
 from stride_cli.errors import UsageError
 from stride_cli.options import option
 from stride_cli.randomness import stream
-from stride_cli.research.methods.gradients.capture import Capture, Factors
+from stride_cli.research.methods.gradients.capture import Factors
 from stride_cli.research.methods.gradients.features import (
     corpus_features,
     damped_power,
@@ -25,7 +25,7 @@ from stride_cli.research.methods.gradients.features import (
     query_features,
     second_moments,
 )
-from stride_cli.research.methods.gradients.passes import Passes, SumOptions
+from stride_cli.research.methods.gradients.passes import Passes, SumOptions, open_capture
 from stride_cli.research.methods.gradients.projection import TwoSided, random_sides
 from stride_cli.research.methods.protocol import takes
 
@@ -79,8 +79,7 @@ class TrackStar:
 
     def fit(self, workspace: Workspace) -> None:
         model, options = workspace.model, self.options
-        probe, layers = workspace.chunks.batch(np.arange(1)), options.layers or model.all_layers
-        capture = Capture(model, probe, layers=layers)
+        capture = open_capture(workspace, options.layers or model.all_layers)
         self._passes = passes = Passes.of(options, capture, workspace)
         named = workspace.seed, "trackstar projection", 0, model.device
         sides = random_sides(capture.layers, options.rank, *named)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stride_cli.options import option
-from stride_cli.research.methods.gradients.capture import Capture
 from stride_cli.research.methods.gradients.features import Solver, corpus_features, products, query_features
-from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints
+from stride_cli.research.methods.gradients.passes import Passes, PassOptions, find_checkpoints, open_capture
 from stride_cli.research.methods.gradients.projection import Projector, random_projector
 from stride_cli.research.methods.protocol import takes
 
@@ -93,7 +92,7 @@ class TRAK:
         workspace = self._task
         dim = self.options.dim or max(1, min(_DIM, workspace.n_chunks // 4))
         model = self.checkpoints[number].load(workspace)
-        capture = Capture(model, workspace.chunks.batch(np.arange(1)), layers=self.options.layers or "all")
+        capture = open_capture(workspace, self.options.layers or "all", model)
         projector = random_projector(
             capture.layers, dim, workspace.seed, "trak projection", number, model.device
         )

@@ -7,7 +7,7 @@ import pytest
 
 from stride_cli.errors import require_extra
 from stride_cli.research.evaluation.compare import Ground, compare_methods, lds_record
-from stride_cli.research.evaluation.distribution import describe
+from stride_cli.research.evaluation.distribution import DistributionCounter
 from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.scoring import Run
 
@@ -26,7 +26,8 @@ def planted() -> dict[str, np.ndarray]:
 
 
 def run_of(scores: np.ndarray, masks: np.ndarray) -> Run:
-    return Run(predicted_response(scores, masks), describe([scores]), 1.0, 2.4, 8.0, 1e6)
+    spread = DistributionCounter().add(scores).result()
+    return Run(predicted_response(scores, masks), spread, 1.0, 2.4, 8.0, 1e6)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stride_cli.research.evaluation.distribution import describe
+from stride_cli.research.evaluation.distribution import DistributionCounter
 
 
 def test_record_by_hand() -> None:
@@ -13,7 +13,7 @@ def test_record_by_hand() -> None:
     scores[0, 0] = 1
     scores[1, :10] = 1
     scores[2] = 1
-    record = describe([scores]).to_record()
+    record = DistributionCounter().add(scores).result().to_record()
     assert record["sparsity"] == pytest.approx((0.95 + 0.5 + 0 + 1) / 4)
     assert record["gini"] == pytest.approx((0.95 + 0.5 + 0) / 3)
     assert record["top10_coverage"] == pytest.approx((1 + 0.2 + 0.1) / 3)

@@ -13,7 +13,7 @@ from stride_cli.data.query_set import QuerySet
 from stride_cli.data.workspace import WorkspacePath
 from stride_cli.errors import QueryError, StrideError
 from stride_cli.research.evaluation import workers
-from stride_cli.research.evaluation.scoring import match_queries
+from stride_cli.research.training.truth import match_queries
 
 
 def queries(count: int) -> QuerySet:

@@ -46,34 +46,6 @@ def test_lasso_finds_few_effects_among_many_chunks() -> None:
         assert (np.sign(scores[strongest]) == np.sign(effect[strongest])).all()
 
 
-def test_ridge_is_the_closed_form_with_the_best_left_out_error() -> None:
-    truth, _ = planted(25, 60, 2, noise=0.5)
-    masks, targets = truth.masks, truth.losses.mean(1)
-    solver = RidgeRegression(masks)
-    found = solver.coefficients(targets)
-    centred = masks - masks.mean(0)
-
-    def solve(rows: np.ndarray, target: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-        part = masks[rows] - masks[rows].mean(0)
-        wanted = target[rows] - target[rows].mean()
-        weights = np.linalg.solve(part.T @ part + penalty * np.eye(part.shape[1]), part.T @ wanted)
-        return weights, float(target[rows].mean() - masks[rows].mean(0) @ weights)
-
-    penalties = np.linalg.eigvalsh(centred @ centred.T).mean() * np.geomspace(1e-4, 1e4, 20)
-    everything = np.arange(25)
-    for query in range(2):
-        errors = []
-        for penalty in penalties:
-            error = 0.0
-            for row in everything:  # literally without each row
-                weights, intercept = solve(np.delete(everything, row), targets[:, query], penalty)
-                error += (targets[row, query] - intercept - masks[row] @ weights) ** 2
-            errors.append(error)
-        best = penalties[int(np.argmin(errors))]
-        expected, _ = solve(everything, targets[:, query], best)
-        np.testing.assert_allclose(found[query], expected, rtol=1e-3, atol=1e-6)
-
-
 def test_only_the_declared_rows_are_used() -> None:
     truth, _ = planted(40, 10, 2, noise=0.1)
     method = DsDm(fold=1, folds=4)

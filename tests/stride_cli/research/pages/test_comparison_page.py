@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stride_cli.research.evaluation.compare import Entry, Ground, compare_methods
-from stride_cli.research.evaluation.distribution import describe
+from stride_cli.research.evaluation.distribution import DistributionCounter
 from stride_cli.research.evaluation.metrics import predicted_response
 from stride_cli.research.evaluation.scoring import Run
 from stride_cli.research.pages.comparison_page import write_page
@@ -45,7 +45,8 @@ def comparison() -> tuple[list[Entry], Ground]:
         if spec == "gone":
             raise RuntimeError("no <such> thing")
         scores = influence if spec == "stride" else generator.normal(size=influence.shape)
-        return Run(predicted_response(scores, masks), describe([scores]), 2.0, 0.1, 12, 3e6)
+        spread = DistributionCounter().add(scores).result()
+        return Run(predicted_response(scores, masks), spread, 2.0, 0.1, 12, 3e6)
 
     specs = ["stride", "a<b:c=1", "gone", *(f"method-{number}" for number in range(9))]
     return list(compare_methods(specs, ground, run, draws=100)), ground

@@ -66,15 +66,13 @@ def test_what_is_stored_comes_back(open_task):
     assert built.base_losses.mean() < built.losses.mean()
     index = Index.open(task.index.path)
     assert verify(index.path) == []
-    read = Truth.from_index(index, alpha=0.5)
+    read = Truth.from_index(index)
     np.testing.assert_array_equal(read.masks, built.masks)
     assert read.losses.tobytes() == built.losses.tobytes()
     np.testing.assert_array_equal(read.base_losses, built.base_losses)
     np.testing.assert_array_equal(read.seeds, built.seeds)
     assert read.queries.fingerprint() == queries.fingerprint()
     assert (read.queries.names, read.queries.texts) == (queries.names, queries.texts)
-    with pytest.raises(StageMissing, match=r"α = 0.5, none of 0.3"):
-        Truth.from_index(index, alpha=0.3)
 
 
 def test_extensions_keep_rows_and_train_only_what_is_new(open_task):
