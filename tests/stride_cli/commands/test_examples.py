@@ -253,6 +253,12 @@ def test_the_finetuning_suite(script: Runs, documents: list[dict], tmp_path: Pat
     texts = {(tmp_path / f"sizes/{size}/corpus.jsonl").read_text() for size in ("1x32", "2x32")}
     assert len(texts) == 1
 
+    # single tokens are left out, and not whole chunks
+    line = "token_removal.py sizes/1x32/run.stride sizes/queries.jsonl --share 0.1 --limit 2 --draws 1"
+    rows = read(script("python", *f"{EXAMPLES}/suites/{line}".split()).stdout)
+    assert [row["method"] for row in rows] == ["stride", "ekfac", "pairs", "chunks"]
+    assert all(row["attributed"]["mean"] != row["random"]["mean"] for row in rows)
+
 
 def test_the_matrix_of_leaks_and_look_alikes(script: Runs, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
