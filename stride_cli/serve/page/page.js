@@ -52,12 +52,14 @@ function make(name, about = {}, ...inside) {
 
 // as `stride_cli.attribution.frames.share_text` and `influence_text`
 const percent = share => (share >= 0.005 ? `${Math.round(100 * share)}%` : "<1%");
-const digits = value => (Math.abs(value) >= 1e-4 ? value.toPrecision(3)
-  : value.toExponential(2).replace(/e-(\d)$/u, "e-0$1"));
+const small = (value, places) => value.toExponential(places).replace(/e-(\d)$/u, "e-0$1");
+const digits = value => (Math.abs(value) >= 1e-4 ? value.toPrecision(3) : small(value, 2));
 const numbered = value => (Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : digits(value));
 const signed = value => `${value > 0 ? "+" : ""}${value ? numbered(value) : "0"}`;
+const end = value => (value < 0 ? "" : "+") + (Math.abs(value) >= 1e-4 || !value ? Number(value.toPrecision(2))
+  : small(value, 1).replace(".0e", "e"));
 const influence = (value, unit, { low, high } = {}) => signed(value) + (unit === "nats" ? " nats" : "")
-  + (high === undefined ? "" : ` (${signed(low)} … ${signed(high)})`);
+  + (high === undefined ? "" : ` (${end(low)} … ${end(high)})`);
 
 function say(text) { $("status").textContent = text; }
 
@@ -402,7 +404,8 @@ function drawHits(answer) {
   const parts = [];
   if (chosen) {
     parts.push(make("p", { className: "faint" }, "Influences on words are read from the documents’ own "
-      + `gradients (${answer.tokens.chunks} chunks): those of all words add up to the influence on the whole.`));
+      + `gradients (${answer.tokens.chunks} chunks). Near-duplicates share no credit and nothing is shrunk, so that `
+      + "those of all words need not add up to the influence on the whole."));
   }
   const judged = looks[record.verdict] || looks[""]; // a verdict is on the whole response
   const look = chosen && judged.named
@@ -426,7 +429,10 @@ function drawHit(answer, hit, quiet) {
   const other = answers.find(each => each !== answer);
   const shared = other && [...other.record.hits, ...other.record.opposers].find(each => each.document === hit.document);
   const flags = [];
-  const final = answer.carried || hit.chunk === undefined; // what is chosen by words has no other passage
+  const ofWords = hit.chunk === undefined; // which has no other passage, and a unit and shares of its own
+  const final = answer.carried || ofWords;
+  const unit = ofWords ? answer.tokens.unit : answer.record.unit;
+  const shareOf = ofWords ? "the influence of all documents that were read on these words" : "all influence on the response";
   if (hit.trained === false) flags.push("the model was never trained on it");
   if (hit.backfilled) flags.push("by correlation only");
   if (hit.read === false && !hit.backfilled) flags.push("estimated, not read");
@@ -440,19 +446,19 @@ function drawHit(answer, hit, quiet) {
       make("button", { type: "button", className: "plain", onclick: event => read(answer, hit, event.target) },
         folder ? make("span", { className: "faint" }, folder) : null, name),
       hit.title ? make("span", { className: "id" }, hit.document) : null,
-      measured ? make("span", { className: "share", title: "share of all influence on the response" },
+      measured ? make("span", { className: "share", title: `share of ${shareOf}` },
         make("span", { className: "meter" }, make("span", { className: `bar ${hit.sign}`,
           width: `${(100 * hit.share).toFixed(1)}%` })), percent(hit.share)) : null),
     hit.passage ? make("p", { className: final ? "passage" : "passage faint" },
       ...(!quiet ? withWords(hit.passage, answer.record) : [hit.passage])) : null,
     measured || flags.length || shared ? make("div", { className: "top faint" },
-      measured ? make("span", {}, `influence ${influence(hit.influence, answer.record.unit, hit)}`) : null,
+      measured ? make("span", {}, `influence ${influence(hit.influence, unit, hit)}`) : null,
       flags.length ? make("span", { className: quiet ? "" : "flag" }, flags.join("; ")) : null,
       shared ? make("span", {}, `also in the other answer: ${shared.sign} it, rank ${shared.rank}`) : null) : null);
 }
 
 function withWords(passage, record) {
-  // as `stride_cli.attribution.passages.matching_spans`
+  // as `stride_cli.report.contents.matching_spans`
   const words = `${record.prompt} ${record.response}`.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
   const wanted = new Set(words.filter(word => word.length > 3 || /^\p{N}+$/u.test(word)));
   return passage.split(/([\p{L}\p{N}_]+)/u)

@@ -170,6 +170,15 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     opened = Page(browser, server.address.link())
     page = opened.page
     held: list[Any] = []
+    asked: dict[str, Any] = {}
+
+    def in_nats(route: Any) -> None:
+        asked.update(route.fetch().json(), unit="nats", scale={"band": None})
+        for each in asked["hits"]:
+            each |= {"low": each["influence"] / 7, "high": 2.3 * each["influence"]}
+        route.fulfill(json=asked)
+
+    page.route("**/query", in_nats)
     page.route("**/passages", lambda route: held.append(route))
     page.keyboard.type(PROMPT)
     page.keyboard.press("Enter")
@@ -181,12 +190,15 @@ def test_the_passages_that_carry_the_influence_come_after_the_answer(browser: An
     assert page.locator(".hit .passage.faint").count() == 0
     home, bearer = server.address.url.rstrip("/"), {"Authorization": f"Bearer {server.address.token}"}
     found = page.request.post(f"{home}/passages", headers=bearer, data={"prompt": PROMPT}).json()
-    record = page.request.post(f"{home}/query", headers=bearer, data={"prompt": PROMPT}).json()
-    hit, told = record["hits"][0], page.locator(".hit").first.inner_text()
-    assert hit["above_line"] and influence_text(hit, record["unit"]) in told  # as everywhere
-    assert page.locator(".bar").count() == sum(each["above_line"] for each in record["hits"])
+    hit, told = asked["hits"][0], page.locator(".hit").first.inner_text()
+    assert hit["above_line"] and influence_text(hit, "nats") in told  # as everywhere
+    assert page.locator(".bar").count() == sum(each["above_line"] for each in asked["hits"])
     shown = page.locator(".hit .passage").all_text_contents()
     assert shown == [each["passage"] for each in found["passages"]] and shown != first
+    page.locator(".token").first.press("Space")  # of words, whose numbers are not in nats
+    told = page.locator(".hit").first.inner_text()
+    assert "influence +" in told and "nats" not in told
+    assert "on these words" in (page.locator(".hit .share").first.get_attribute("title") or "")
     assert opened.complaints == []
     opened.close()
 
