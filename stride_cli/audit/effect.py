@@ -1,4 +1,4 @@
-"""Measure what a text does to the model: its loss, and where in the corpus its influence comes from."""
+"""Measure what a text does to the model: its loss, and where in the corpus the influence on it comes from."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _TOKENS = 4096  # padded tokens of one batch through the model
 
 @dataclass(frozen=True)
 class Effect:
-    """Evidence of the model for one text.
+    """Influences on one text: of its candidate chunks, summed (> 0 supports), and of the strongest chunk.
 
-    Loss in mean nats per scored token; influence of the candidate chunks, summed (> 0 supports), and its
-    share of Σ|influence of every chunk|, at least 0; the share of the strongest chunk (-1: none supports).
+    Shares are of Σ|influence of every chunk|, at least 0. -1: none supports more than the average chunk does.
     """
 
-    loss: float
     candidate_influence: float
     candidate_share: float
     strongest_chunk: int
@@ -51,7 +49,7 @@ def measure_effects(
     lambda_ratio: float | None = None,
     shared: Shared | None = None,
 ) -> Iterator[Effect]:
-    """Measure loss and influences of each sample, as `Session.query` has them: by the same `Pipeline`.
+    """Measure influences on each sample, as `Session.query` has them by the subsets alone (it reads none).
 
     A text of several chunks is one query: their responses are weighted by scored tokens.
 
@@ -82,12 +80,8 @@ def _block_effects(session: Session, block: _Block, *, lambda_ratio: float | Non
 
     samples, candidates = block
     pipeline = session.pipeline(RecoveryOptions(lambda_ratio=lambda_ratio, read=0, estimate="subsets"))
-    measured = _measure(pipeline, samples)
-    found = pipeline.influences(None, [], measured)
-    return [
-        _effect(float(loss), each, own)
-        for loss, each, own in zip(measured.losses, found, candidates, strict=True)
-    ]
+    found = pipeline.influences(None, [], _measure(pipeline, samples))
+    return [_effect(each, own) for each, own in zip(found, candidates, strict=True)]
 
 
 def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measurement:
@@ -105,15 +99,15 @@ def _measure(pipeline: Pipeline | Several, samples: Sequence[Sample]) -> Measure
     return pipeline.measure(batches, gather=of_samples)
 
 
-def _effect(loss: float, solution: Solution, candidates: np.ndarray) -> Effect:
-    values = solution.values - solution.average  # against the average chunk
-    inside = float(values[np.isin(solution.indices, candidates)].sum())
-    total = float(np.abs(values).sum())
-    if not total or values.max() <= 0:
-        return Effect(loss, inside, 0.0, -1, 0.0)
+def _effect(solution: Solution, candidates: np.ndarray) -> Effect:
+    values, average, total = solution.values, solution.average, solution.total
+    listed = np.isin(solution.indices, candidates)
+    inside = float(values[listed].sum() + average * (len(candidates) - listed.sum()))
+    share = max(0.0, inside / total) if total else 0.0
+    if values.max(initial=0.0) <= max(average, 0.0):
+        return Effect(inside, share, -1, 0.0)
     best = int(values.argmax())
-    strongest = int(solution.indices[best]), float(values[best] / total)
-    return Effect(loss, inside, max(0.0, inside / total), *strongest)
+    return Effect(inside, share, int(solution.indices[best]), float(values[best] / total))
 
 
 def model_before(session: Session) -> AttributableModel | None:

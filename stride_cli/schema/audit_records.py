@@ -34,7 +34,7 @@ class EffectRecord(TypedDict):
         float | None, "mean loss of the controls; of made ones, of the item's own versions"
     ]
     influence: Annotated[
-        float | None, "influence of the documents that hold it, relative as a query's; null where none does"
+        float | None, "influence of its documents, as a query's by the subsets alone; null: none holds it"
     ]
     influence_share: Annotated[float | None, "the same / Σ|influence of every chunk|, at least 0"]
     strongest_document: Annotated[str, "document of the chunk of highest influence; empty: none"]
@@ -43,7 +43,7 @@ class EffectRecord(TypedDict):
 
 class ControlsRecord(TypedDict):
     kind: Annotated[str, '"file", "absent" (items without a copy) or "made" (versions of items)']
-    like: Annotated[str, 'as what they are put: "item", "prompt, upper case", …; empty: as they are']
+    like: Annotated[str, 'put as what: "item", "versions", "prompt, upper case", …; empty: as they are']
     count: Annotated[int, "controls that the item was ranked among"]
     sources: Annotated[int, "texts that these come from; below 20 nothing is decided"]
     power: Annotated[float, "share of items that would have p ≤ level, had learning halved their loss"]

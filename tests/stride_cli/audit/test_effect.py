@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stride_cli.attribution.options import RecoveryOptions
 from stride_cli.attribution.several import open_pipeline
-from stride_cli.audit.effect import _effect, _measure, measure_losses
+from stride_cli.audit.effect import Effect, _effect, _measure, measure_losses
 from stride_cli.audit.ranking import _Logs
 from stride_cli.audit.samples import Sample
 from stride_cli.corpus.documents import Document
@@ -52,12 +53,13 @@ def rows_of(samples: list[Sample]) -> QuerySet:
 
 def test_shares_are_of_all_influence_whatever_its_sign() -> None:
     found = solution({1: 2.0, 4: -1.0, 6: 0.5, 9: 3.0})
-    effect = _effect(0.7, found, np.array([6, 1, 3]))
-    assert (effect.loss, effect.candidate_influence) == (0.7, 2.5)
-    assert effect.candidate_share == pytest.approx(2.5 / 6.5)
-    assert effect.strongest_chunk == 9
-    assert effect.strongest_share == pytest.approx(3.0 / 6.5)
-    assert _effect(0.7, solution({3: -1.0}), np.array([3])).strongest_chunk == -1
+    near = pytest.approx
+    assert _effect(found, np.array([6, 1, 3])) == Effect(2.5, near(2.5 / 6.5), 9, near(3.0 / 6.5))
+    assert _effect(solution({3: -1.0}), np.array([3])).strongest_chunk == -1
+    # of 10 chunks six have the average, chunk 3 too: they count
+    found = replace(found, average=0.5)
+    assert _effect(found, np.array([6, 1, 3])) == Effect(3.0, near(3.0 / 9.5), 9, near(3.0 / 9.5))
+    assert _effect(replace(found, average=4.0), np.array([6, 1, 3])).strongest_chunk == -1
 
 
 def test_a_text_of_several_chunks_counts_by_its_scored_tokens(model, chunks: ChunkReader) -> None:
