@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, VERDICTS, Finding
-from stride_cli.characters import cell, printable_json
+from stride_cli.characters import cell, printable, printable_json
 from stride_cli.output import to_json
 from stride_cli.version import __version__
 
@@ -32,16 +32,22 @@ _HELD = {
 
 
 def to_csv(findings: Sequence[Finding]) -> str:
-    """Write a header and one row an item; nested keys are joined by a dot.
+    """Write a header and one row an item; nested keys are joined by a dot, a list is JSON.
 
-    For spreadsheets: a text that one would run as a formula begins with an apostrophe.
+    For spreadsheets: a text that one would run as a formula begins with an apostrophe, and what would steer a
+    terminal is escaped.
     """
+
+    def shown(value: Any) -> Any:
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+        return cell(printable(text)) if isinstance(text, str) else text
+
     rows = []
     for finding in findings:
         record = finding.to_record().items()
         told = {name: each if isinstance(each, dict) else {"": each} for name, each in record}
         flat = {f"{name}.{key}".strip("."): own for name, each in told.items() for key, own in each.items()}
-        rows.append({name: cell(own) if isinstance(own, str) else own for name, own in flat.items()})
+        rows.append({name: shown(own) for name, own in flat.items()})
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -88,13 +94,13 @@ def summary(findings: Sequence[Finding]) -> list[str]:
     """Put an audit in words: how many items have each verdict, what the test could find, and what to add."""
     counts = Counter(finding.verdict for finding in findings)
     named = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS if counts[verdict])
-    used = findings[0].controls
+    tested = [each for each in findings if each.q is not None] or findings
+    used = max((each.controls for each in tested), key=lambda each: each["together"] or 0)
     kinds = {"file": "from a file", "absent": "the items that are not in the corpus"}
     kind = kinds.get(used["kind"], f"versions of {used['sources']:,} items")
-    power = min(finding.controls["power"] for finding in findings)
+    power = min(each.controls["power"] for each in tested)
     test = f"{used['count']:,} controls, {kind}: they find {power:.0%} of items whose loss was halved"
-    together = max(finding.controls["together"] or 0 for finding in findings)
-    if together > 1:
+    if (together := used["together"] or 0) > 1:
         more = together * (used["count"] + 1) - 1
         test += f", where {together:,} or more are such; for a single one it takes {more:,} controls"
     reasons = Counter(finding.reason for finding in findings if finding.reason)

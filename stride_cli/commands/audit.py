@@ -81,6 +81,9 @@ def audit(
             f"--on-bad record writes JSON lines, and --format is {wanted.format}",
             fix="give --on-bad skip, or --format jsonl",
         )
+    if wanted.format and json is not None and not (json and wanted.format == "jsonl"):
+        said = f"--format {wanted.format} and --{'json' if json else 'text'} are two forms of one output"
+        raise UsageError(said, fix="drop one of them")
     bad = BadInput(bad_input.on_bad, as_json=wanted.format == "jsonl" or wants_json(json), what="item")
     made = controls in CONTROLS
     options = replace(

@@ -148,7 +148,7 @@ def _read(
             fix = "give --range of fewer parts: every part needs a document that begins in it"
             raise EmptyRange(f"{names}: expected a document in the range, found none{skipped}", fix=fix)
         fix = 'give a file with lines such as {"id": "a", "text": "..."}'
-        raise bad(names, "at least one document", f"none{skipped}", fix)
+        raise bad(names, "at least one record", f"none{skipped}", fix)
 
 
 def _lines(source: Source, log: ReadLog, limit: int) -> Iterator[tuple[int, bytes | None]]:

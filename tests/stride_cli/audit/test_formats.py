@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stride_cli.audit.formats import to_csv, to_sarif
+from stride_cli.audit.formats import summary, to_csv, to_sarif
 from stride_cli.audit.judge import LEAKED, NOTHING, PRESENT, UNDECIDED, Finding
+from stride_cli.characters import printable
 from stride_cli.corpus.documents import Document
 from stride_cli.report.audit_page import _MARKS, render_page
 
@@ -19,17 +20,9 @@ NASTY = '=cmd|"/c calc"!A1\x1b]0;owned\x07\u202e<script>'
 
 
 def finding(verdict: str = LEAKED, **changed: Any) -> Finding:
-    presence: Any = {
-        "found": "item",
-        "share": 1.0,
-        "loose_share": 1.0,
-        "numbers": 1.0,
-        "longest_run": 9,
-        "document": "@SUM(A1)",
-        "documents": 3,
-        "passage": "-1 is negative",
-        "differences": [["a", NASTY], ["case", ""]],
-    }
+    presence: Any = {"found": "item", "share": 1.0, "loose_share": 1.0, "numbers": 1.0, "longest_run": 9}
+    presence |= {"document": "@SUM(A1)", "documents": 3, "passage": "-1 is negative"}
+    presence["differences"] = [["a", NASTY], ["case", ""]]
     effect: Any = {"loss": 1.0, "base_loss": None, "control_loss": -0.5, "influence_share": 0.1}
     controls: Any = {"kind": "file", "like": "item", "count": 30, "sources": 30, "power": 0.9, "together": 2}
     document = Document(NASTY, text="a b c <b>text</b>", line=1)
@@ -38,9 +31,20 @@ def finding(verdict: str = LEAKED, **changed: Any) -> Finding:
 
 def test_texts_are_no_formulas_and_numbers_stay_numbers() -> None:
     (row,) = csv.DictReader(io.StringIO(to_csv([finding()])))
-    assert row["item"] == f"'{NASTY}"
+    assert row["item"] == f"'{printable(NASTY)}" and json.loads(row["presence.differences"])[1] == [
+        "case",
+        "",
+    ]
     assert row["presence.document"] == "'@SUM(A1)" and row["presence.passage"] == "'-1 is negative"
     assert row["effect.control_loss"] == "-0.5" and row["controls.together"] == "2"
+
+
+def test_the_summary_is_of_items_that_were_tested() -> None:
+    few = {**finding().controls, "count": 4, "power": 0.1, "together": None}
+    weak = {**finding().controls, "power": 0.8, "count": 50, "together": 3}
+    found = [finding(NOTHING, p=None, q=None, controls=few), finding(), finding(controls=weak)]
+    said = "50 controls, from a file: they find 80% of items whose loss was halved, where 3 or more are such"
+    assert summary(found)[2].startswith(said)
 
 
 def page_of(findings: list[Finding]) -> str:

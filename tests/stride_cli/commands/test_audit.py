@@ -49,12 +49,8 @@ def test_records_and_summary(run, line: str) -> None:
     result = run(line)
     assert result.code == 0, result.err
     assert [record["item"] for record in result.records] == [
-        "in/0",
-        "in/1",
-        "in/2",
-        "out/0",
-        "out/1",
-        "out/2",
+        *(f"in/{n}" for n in range(3)),
+        *(f"out/{n}" for n in range(3)),
     ]
     for record in result.records:
         jsonschema.validate(record, json_schema("stride.audit/2"))
@@ -101,9 +97,8 @@ def test_csv_sarif_and_html(run, line: str, files: Path) -> None:
 def test_absent_items_as_controls_and_what_to_do_if_they_are_few(run, workspace: Path, files: Path) -> None:
     result = run(f"audit {files}/benchmark.jsonl --index {workspace}/run.stride --controls absent")
     assert result.code == 0, result.err
-    assert {(record["controls"]["kind"], record["controls"]["sources"]) for record in result.records} == {
-        ("absent", 3)
-    }
+    found = {(record["controls"]["kind"], record["controls"]["sources"]) for record in result.records}
+    assert found == {("absent", 3)}
     assert [record["verdict"] for record in result.records] == ["undecided"] * 3 + ["no evidence"] * 3
     assert "undecided, 3: controls come from 3 texts, and it takes 20" in result.err
     assert "to decide more: --controls FILE" in result.err
@@ -115,7 +110,7 @@ def test_bad_input(run, line: str, workspace: Path, files: Path, tmp_path: Path)
     assert bad.code == 2 and "control 'oops' is in the corpus" in bad.err and not bad.out
     (tmp_path / "empty.jsonl").write_text("")
     empty = run(f"audit {tmp_path}/empty.jsonl {index}")
-    assert empty.code == 2 and "expected at least one document" in empty.err
+    assert empty.code == 2 and "expected at least one record" in empty.err
     _write(tmp_path / "bare.jsonl", [{"id": "a", "answer": "x"}])
     bare = run(f"audit {tmp_path}/bare.jsonl {index}")
     assert bare.code == 2 and "bare.jsonl:1" in bare.err and "'prompt' and 'response'" in bare.err

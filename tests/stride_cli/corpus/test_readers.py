@@ -222,7 +222,7 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 def test_no_document_at_all(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_bytes(data)
     skipped = r" \(1 bad records were skipped\)" if data == b"broken\n" else ""
-    with pytest.raises(CorpusError, match=f"at least one document, found none{skipped}$"):
+    with pytest.raises(CorpusError, match=f"at least one record, found none{skipped}$"):
         list(read_documents([str(tmp_path / "corpus.jsonl")], log=ReadLog("skip", lambda text: None)))
 
 
