@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stride_cli.report.contents import ShownAnswer
     from stride_cli.schema.answer_records import ReportRecord
 
+_OF_ANSWERS = ("answers", "out", "title", "json")  # what may be given beside answers that are there
 EXAMPLE = """\b
 Examples:
   stride report "The French Revolution began in" "The capital of Kenya is" --index run.stride
@@ -37,6 +38,7 @@ Examples:
 
 @with_flags
 def report(
+    context: typer.Context,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(help="Prompts; - reads one a line from stdin. Of a classifier: rows, or held-out."),
@@ -86,6 +88,11 @@ def report(
     texts = prompts or []
     if sum([bool(texts), file is not None, answers is not None]) != 1:
         raise UsageError("give prompts, or - for stdin, or --file, or --answers (one of them)", fix=example)
+    sources = {each.opts[0]: context.get_parameter_source(str(each.name)) for each in context.command.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if answers is not None and (asking := [name for name in given if name.strip("-") not in _OF_ANSWERS]):
+        said = f"with --answers nothing is asked (found {', '.join(asking)} beside it)"
+        raise UsageError(said, fix=f"leave it out, or ask anew: {example}")
     check_place(out)
     shown: list[ShownAnswer]
     if answers is not None:

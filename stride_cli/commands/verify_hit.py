@@ -28,7 +28,8 @@ Examples:
 @with_flags
 def verify_hit(
     text: Annotated[
-        str | None, typer.Argument(help="The prompt; of a classifier: number or id of a row.")
+        str | None,
+        typer.Argument(help="The prompt; - reads one a line from stdin. Of a classifier: a row."),
     ] = None,
     file: PromptFile = None,
     documents: Annotated[
@@ -70,11 +71,11 @@ def verify_hit(
     asked = read_prompts(texts, file)
     prompt: Any = text
     if question.instead is not None:
-        if text is None:
-            said = "--instead is of one prompt (in a file each has its own)"
+        if text in (None, "-"):
+            said = "--instead is of one prompt (in a file, or of stdin, each has its own)"
             raise UsageError(said, fix='{"prompt", "response", "instead"} a line, or a prompt and --instead')
         prompt, question = [{"prompt": text, **asdict(question)}], QuestionOptions()
-    elif file is not None:
+    elif file is not None or text == "-":
         prompt = [each.asked for each in asked]
         if error := next((each for each in prompt if isinstance(each, StrideError)), None):
             raise error

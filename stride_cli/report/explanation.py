@@ -67,9 +67,8 @@ def conclude(record: Record) -> str:
 
 def answer_record(answer: Answer, *, name: str | None, verbose: bool) -> dict[str, Any]:
     """Make the record that `stride query --json` prints, explained where it is to be `verbose`."""
-    named = replace(answer, id=name)
-    record = named.to_record()
-    return replace(named, explanation=explain(record)).to_record() if verbose else record
+    record = replace(answer, id=name).to_record()
+    return record | {"explanation": explain(record)} if verbose else record
 
 
 def nothing_listed(record: Record) -> str:

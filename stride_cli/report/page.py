@@ -22,7 +22,7 @@ from stride_cli.report.explanation import (
     verdict,
 )
 from stride_cli.report.plots import response_plot
-from stride_cli.schema.answer_records import sections
+from stride_cli.schema.answer_records import PASSAGE, sections
 
 _OPEN = 3  # so many queries of a gallery are shown unfolded
 _CONTEXT = 240  # characters shown on either side of a passage; the rest of the chunk unfolds
@@ -73,8 +73,9 @@ def _legend(answers: Sequence[ShownAnswer]) -> str:
             "<mark>Highlighted</mark> is the sentence that carries more of a chunk’s influence than any "
             "other: its tokens have most in common with the query’s gradient."
         )
-    elif measured:
-        parts.append("<mark>Highlighted</mark> is the sentence of a chunk most like the query.")
+    elif measured:  # of saved answers, which do not tell
+        own = "the sentence of a chunk most like the query" if any(hit.whole for hit in hits) else PASSAGE
+        parts.append(f"<mark>Highlighted</mark> is {own}.")
     if measured:
         parts.append('<span class="text"><u>Words</u></span> are shared with the query.')
     return " ".join(parts)

@@ -80,9 +80,7 @@ def test_the_example_script(run, workspace: Path, tmp_path: Path, prepared: Prep
     (tmp_path / "answers.jsonl").write_text(asked.out)
     script = ["bash", str(root / "examples/report.sh"), f"{workspace}/run.stride"]
     done = prepared.script([*script, "prompts.txt", "answers.jsonl"], tmp_path)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(record["path"], record["queries"]) for record in records] == [
-        ("report.html", 1),
-        ("clear.html", 1),
-    ]
+    records = map(json.loads, done.stdout.splitlines())
+    made = [(record["path"], record["queries"]) for record in records]
+    assert made == [("report.html", 1), ("clear.html", 1)]
     assert "Clear cases" in text_of(tmp_path / "clear.html")

@@ -58,18 +58,8 @@ def test_everything_is_on_the_page_and_nothing_is_elsewhere(shown) -> None:
     page = Page(text)
     for number in range(5):
         assert page.text.count(f"prompt {number}") == 2 and f"id-{number}: " in page.text
-    for part in (
-        "a <title>",
-        "d0",
-        "40%",
-        "a <model>",
-        f"by stride {__version__}",
-        "stride report 'a prompt'",
-        "62% of it",
-        "R²",
-        "relative 1e-07",
-        "unfold all",
-    ):
+    told = ("a <title>", "d0", "40%", "a <model>", f"by stride {__version__}", "stride report 'a prompt'")
+    for part in (*told, "62% of it", "R²", "relative 1e-07", "unfold all"):
         assert part in page.text, part
     assert '<span class="token"> Paris</span><span class="token"> &amp; &lt;b&gt;</span>nothing' in text
     assert page.tags.count("svg") == 5 and page.tags.count("article") == 5
@@ -116,3 +106,5 @@ def test_the_highlighted_passage_is_in_the_chunk_with_its_words(shown) -> None:
     assert "<u>capital</u>" in text and "<u>Paris</u>" in text and "<u>France</u>" in text
     assert hit.text in Page(text).text  # the whole chunk, folded
     assert Page(text).tags.count("mark") == 1 + 2 + 2  # legend; passage and whole chunk; two saved passages
+    saved = render_report([from_record(answer.record)], title="x")
+    assert "Highlighted</mark> is the sentence of that chunk that carries its influence, where" in saved
