@@ -52,8 +52,6 @@ def copy_demo_model(out: Path) -> None:
 
 def halve(model: Path) -> None:
     """Store a checkpoint's weights in half precision, in place."""
-    import json
-
     from safetensors.torch import load_file, save_file
 
     weights = {name: value.half() for name, value in load_file(model / "model.safetensors").items()}

@@ -39,13 +39,13 @@ def verdict_style() -> str:
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
-def provenance(index: Index | None, command: Sequence[str] = ()) -> list[tuple[str, str]]:
+def provenance(index: Index | None, command: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """List what makes a page evidence of something: index, model, corpus, version, date and command.
 
     Parameters
     ----------
     index : that was asked; None: it is not known
-    command : that makes the page again, in words; default: the one that is running
+    command : that makes the page again, in words (none: it is not told); default: the one that is running
     """
     rows = []
     if index is not None:
@@ -57,11 +57,8 @@ def provenance(index: Index | None, command: Sequence[str] = ()) -> list[tuple[s
             ("corpus", f"{sources or 'not named'}, {prints.get('corpus', '')[:_DIGITS]}"),
         ]
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return [
-        *rows,
-        ("made", f"{made}, by stride {__version__}"),
-        ("again", shlex.join(command or ["stride", *sys.argv[1:]])),
-    ]
+    again = shlex.join(["stride", *sys.argv[1:]] if command is None else command)
+    return [*rows, ("made", f"{made}, by stride {__version__}"), *([("again", again)] if again else [])]
 
 
 def about_page(rows: Sequence[tuple[str, str]]) -> str:

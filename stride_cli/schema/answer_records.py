@@ -47,7 +47,7 @@ class AnswerOfHit:
 
     answer: int = key("number of the answer, from 1, in the order of the prompts")
     id: str | None = key("the query's id, where its file gave one")
-    verdict: str | None = key("of the answer: clear, weak, guessing; empty: it has none")
+    verdict: str | None = key("of the answer: clear, contested, weak, guessing; empty: it has none")
     prompt: str = key(PROMPT)
     response: str = key(RESPONSE)
     loss: float = key(LOSS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from stride_cli.schema.answer_records import PASSAGE
 
@@ -98,7 +98,7 @@ class OverlapRecord(TypedDict):
 class DocumentChunkRecord(TypedDict):
     chunk: Annotated[int, "numbered in the index"]
     text: Annotated[str, "of its tokens"]
-    influence: Annotated[float | None, "on the response, in the answer's unit; null: none was asked for"]
+    influence: Annotated[float, "on the response, in the answer's unit"]
     carries: Annotated[
         list[int] | None,
         "[start, stop) characters of its sentence that carries most of the influence; null where none does",
@@ -114,7 +114,7 @@ class DocumentRecord(TypedDict):
     stored: Annotated[bool, "whether the index has the text as it was"]
     overlaps: list[OverlapRecord]
     chunks: list[DocumentChunkRecord]
-    influence: NotRequired[Annotated[float | None, "on the response, of all of its chunks"]]
+    influence: Annotated[float, "on the response, of all of its chunks"]
 
 
 class VerificationRecord(TypedDict):

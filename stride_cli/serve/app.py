@@ -67,7 +67,7 @@ class Service:
 
     async def indexes(self, request: Request) -> Response:
         """List what is served."""
-        records = [await self._run(index.record) for index in self.shelf.indexes.values()]
+        records = [await self._run(partial(one.record, self.defaults)) for one in self.shelf.indexes.values()]
         found: ServedIndexesRecord = {
             "schema": "stride.indexes/1",
             "version": __version__,
@@ -127,11 +127,6 @@ class Service:
         )
         if documents:
             await self._run(partial(index.numbers, documents))
-        if "instead" in prompt:
-            raise UsageError(
-                "a comparison is not put to the test: models are trained again for the loss of a response",
-                fix="leave out 'instead'",
-            )
         question = HitQuestion(**prompt, documents=documents)
         job = self.verifications.begin((index.place, question, options, check))
         return _json(job.to_record(), 202)

@@ -118,7 +118,7 @@ class ServedIndex:
             status = 400 if len(set(documents)) < len(documents) else 404
             raise Refusal(status, error.message, fix=error.fix) from None
 
-    def record(self) -> ServedIndexRecord:
+    def record(self, defaults: QueryOptions) -> ServedIndexRecord:
         session = self.session()
         index, operators = session.index, session.operators
         return {
@@ -128,7 +128,7 @@ class ServedIndex:
             "documents": index.n_documents,
             "subsets": index.n_subsets,
             "calibrated": session.calibration is not None,
-            "reads": session.pipeline().settings.reads,
+            "reads": session.pipeline(defaults).settings.reads,
             "by_token": operators.direct_scale is not None,
             "chat": bool(getattr(session.model.tokenizer, "chat_template", None)),
             "questions": self._questions(session),

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Mapping
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from stride_cli.attribution.options import QueryOptions
 from stride_cli.attribution.passages import WORD, carried_parts, response_pieces, words
 from stride_cli.output import to_json
 from stride_cli.report.answers import CsvTable
 
 if TYPE_CHECKING:
     from stride_cli.attribution.answer import Answer
-    from stride_cli.attribution.options import QueryOptions
-    from stride_cli.attribution.session import Session
     from stride_cli.schema.serve_records import (
         DocumentChunkRecord,
         DocumentRecord,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
 _SHOWN_CHUNKS = 16  # of one document, whose carrying sentences are looked for
+_REPORTED = ("top", "bottom", "read", "lambda_ratio", "chat")  # options that `stride report` has
 
 
 def passages_record(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions) -> PassagesRecord:
@@ -103,15 +105,29 @@ def document_record(
     prompt, options : of the answer
     """
     session, (number,) = index.session(), index.numbers([document])
-    decode = session.model.tokenizer.decode
     chunks = list(session.index.document_chunks(number))
-    texts = [str(decode(session.index.chunk_tokens(each), skip_special_tokens=True)) for each in chunks]
-    stored = session.index.document_text(number)
+    answer, decode = index.answer(prompt, options), session.model.tokenizer.decode
+    solution = answer.solution
+    weights = dict.fromkeys(chunks, solution.average)
+    listed = np.isin(solution.indices, chunks)
+    weights |= zip(solution.indices[listed].tolist(), solution.values[listed].tolist(), strict=True)
+    # the sentences that carry the influence, of the strongest chunks
+    looked = sorted(chunks, key=lambda chunk: -abs(weights[chunk]))[:_SHOWN_CHUNKS]
+    wanted = {chunk: weights[chunk] >= 0 for chunk in looked}
+    parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, wanted)
+    held = {chunk: part for chunk, part in parts.items() if part.held is not None}
     shown: list[DocumentChunkRecord] = [
-        {"chunk": chunk, "text": each, "influence": None, "carries": None, "held": None}
-        for chunk, each in zip(chunks, texts, strict=True)
+        {
+            "chunk": chunk,
+            "text": str(decode(session.index.chunk_tokens(chunk), skip_special_tokens=True)),
+            "influence": answer.in_unit(weights[chunk]),
+            "carries": list(held[chunk].span) if chunk in held else None,
+            "held": held[chunk].held if chunk in held else None,
+        }
+        for chunk in chunks
     ]
-    answer, text = index.answer(prompt, options), "".join(texts) if stored is None else stored
+    stored = session.index.document_text(number)
+    text = "".join(each["text"] for each in shown) if stored is None else stored
     runs = verbatim_runs(text, f"{answer.query.prompt} {answer.query.response}")
     return {
         "schema": "stride.document/1",
@@ -121,24 +137,8 @@ def document_record(
         "stored": stored is not None,
         "overlaps": [{"start": start, "stop": stop, "words": n} for start, stop, n in runs],
         "chunks": shown,
-        "influence": _with_influence(session, answer, shown),
+        "influence": answer.in_unit(sum(weights.values())),
     }
-
-
-def _with_influence(session: Session, answer: Answer, chunks: list[DocumentChunkRecord]) -> float:
-    """Put influences and carrying sentences to a document's chunks; returns the influence of all of them."""
-    solution = answer.solution
-    weights = dict(zip(solution.indices.tolist(), solution.values.tolist(), strict=True))
-    for each in chunks:
-        each["influence"] = answer.in_unit(weights.get(each["chunk"], solution.average))
-    looked = sorted(chunks, key=lambda each: -abs(each["influence"] or 0.0))[:_SHOWN_CHUNKS]
-    wanted = {each["chunk"]: (each["influence"] or 0.0) >= 0 for each in looked}
-    parts = carried_parts(session.steered[0], session.workspace, answer.query, answer.responses, wanted)
-    for each in looked:
-        part = parts[each["chunk"]]
-        if part.held is not None:
-            each["carries"], each["held"] = list(part.span), part.held
-    return answer.in_unit(sum(weights.get(each["chunk"], solution.average) for each in chunks))
 
 
 def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOptions, form: str) -> str:
@@ -150,10 +150,7 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
         from stride_cli.report.page import render_report
 
         contents, session = from_answer(index.session(), answer), index.session()
-        texts = [f"--response={answer.query.response}"] if "response" in prompt else []
-        again = ["stride", "report", answer.query.prompt, *texts, "--index", str(session.index.path)]
-        again += ["--top", str(options.top), "--bottom", str(options.bottom)]
-        about = provenance(session.index, again)
+        about = provenance(session.index, _again(index, answer, prompt, options))
         return render_report([contents], title=f"Attribution: {index.name}", about=about)
     record: Any = answer.to_record()
     if form == "json":
@@ -161,6 +158,20 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
     written = io.StringIO()
     CsvTable(written).add(record)
     return written.getvalue()
+
+
+def _again(index: ServedIndex, answer: Answer, prompt: Mapping[str, str], options: QueryOptions) -> list[str]:
+    """Give the words of the command that makes a page again; none where `stride report` cannot ask so."""
+    told: dict[str, Any] = {name: getattr(options, name) for name in _REPORTED}
+    of_page = {"verbose": options.verbose, "passages": options.passages}
+    if {"span", "instead"} & {*prompt} or options != QueryOptions(**told, **of_page):
+        return []
+    again = ["stride", "report", answer.query.prompt]
+    again += [f"--response={answer.query.response}"] if "response" in prompt else []
+    again += [f"--{'no-' * (not chat)}chat"] if (chat := told.pop("chat")) is not None else []
+    told |= {"index": index.session().index.path, "model": index.place.model.place}
+    flags = ((f"--{name.replace('_', '-')}", str(told[name])) for name in told if told[name] is not None)
+    return [*again, *chain.from_iterable(flags)]
 
 
 _COMMON = (

@@ -107,19 +107,13 @@ def test_a_response_is_compared_with_another(client: Any) -> None:
     found = client.post("/query", json={**asked, "instead": "1917"}).json()
     assert found["instead"] == " 1917" and found["comparison"]["probability"] > 0.5
     assert "instead" not in client.post("/query", json=asked).json()  # which is another question
-    for route in ("/tokens", "/verify"):
-        wrong = client.post(route, json={**asked, "instead": "1917"})
-        assert wrong.status_code == 400 and "comparison" in wrong.json()["message"]
+    wrong = client.post("/tokens", json={**asked, "instead": "1917"})
+    assert wrong.status_code == 400 and "comparison" in wrong.json()["message"]
 
 
 def test_several_prompts_come_back_as_lines_in_order(client: Any) -> None:
-    prompts = [
-        {"prompt": PROMPT, "id": "a"},
-        "",
-        {"prompt": "Rome was", "response": "built"},
-        {"id": 7},
-        "\0",
-    ]
+    given = {"prompt": "Rome was", "response": "built"}
+    prompts = [{"prompt": PROMPT, "id": "a"}, "", given, {"id": 7}, "\0"]
     answer = client.post("/query", json={"prompts": prompts, "top": 2})
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     records = [json.loads(line) for line in answer.text.splitlines()]
@@ -143,15 +137,16 @@ def test_influences_on_tokens_add_up_to_those_on_the_response(client: Any, serve
     assert np.mean(found["losses"]) == pytest.approx(answer["loss"], rel=1e-4)
     scale = np.abs(whole).max()
     np.testing.assert_allclose(rows.sum(axis=0), whole, atol=1e-4 * scale)
-    assert np.abs(rows).max() > 0.1 * scale and found["documents"][:5] == [
-        h["document"] for h in answer["hits"]
-    ]
+    assert np.abs(rows).max() > 0.1 * scale
+    assert found["documents"][:5] == [hit["document"] for hit in answer["hits"]]
     # what every chunk has by its own gradient, asked of the whole response and not made smaller
-    session = server.service.shelf.find(None).session()
+    index = server.service.shelf.find(None)
+    assert index.record(QueryOptions(read=7))["reads"] == 7  # as the server was told
+    session = index.session()
     options = QueryOptions(read=session.index.n_chunks, shrink=False, redundancy=0.0)
     (dense,) = solutions_dense([session.query(PROMPT, options).solution])
     for document, influence in zip(found["documents"], found["whole"], strict=True):
-        chunks = session.index.document_chunks(*server.service.shelf.find(None).numbers([document]))
+        chunks = session.index.document_chunks(*index.numbers([document]))
         if len(chunks) == 1:
             assert influence == pytest.approx(dense[chunks[0]], abs=1e-4 * scale)
 
@@ -188,6 +183,11 @@ def test_an_answer_is_saved_as_page_table_and_record(client: Any) -> None:
     assert [row["document"] for row in rows] == [hit["document"] for hit in record["hits"]]
     page = saved["html"].text
     assert page.startswith("<!doctype html>") and record["hits"][0]["document"] in page
+    asked = {"prompt": PROMPT, "format": "html", "chat": False, "read": 3, "lambda_ratio": 0.2}
+    page = client.post("/export", json=asked).text
+    assert "began in&#x27; --no-chat --top 10 --bottom 0 --read 3 --lambda-ratio 0.2 --index" in page
+    page = client.post("/export", json={**asked, "response": "1789", "span": "1789"}).text
+    assert "<dt>made</dt>" in page and "<dt>again</dt>" not in page  # `stride report` has no --span
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,8 @@ def test_a_verification_runs_beside_and_is_told_as_it_goes_on(
             Draft202012Validator(json_schema("stride.verify_hit/1")).validate(result)
             assert result["documents"][0]["document"] == every[0]
             assert result["trained"] == 6
-            more = client.post("/verify", json={**asked, "seeds": 100, "random": 8}).json()
+            compared = {"response": "1789", "instead": "1917", "seeds": 100, "random": 8}
+            more = client.post("/verify", json={**asked, **compared}).json()
             with client.stream("GET", f"/verify/{more['id']}") as lines:
                 assert any('"message": "retraining"' in line for line in lines.iter_lines())
             begun = time.monotonic()
@@ -442,11 +443,8 @@ def _events(client: Any, name: str) -> list[tuple[str, Any]]:
 def test_verbatim_runs_are_the_longest_that_say_something() -> None:
     text = "In 1789 the French Revolution began. It was the start; the Revolution, began in Paris."
     runs = verbatim_runs(text, "The french revolution began in 1789")
-    assert [(text[start:stop], count) for start, stop, count in runs] == [
-        ("In 1789", 2),
-        ("the French Revolution began", 4),
-        ("Revolution, began in", 3),
-    ]
+    found = [("In 1789", 2), ("the French Revolution began", 4), ("Revolution, began in", 3)]
+    assert [(text[start:stop], count) for start, stop, count in runs] == found
     assert verbatim_runs("the of and", "the of and") == [] == verbatim_runs("", "a") == verbatim_runs("a", "")
     generator = np.random.default_rng(0)
     for _ in range(200):  # against the definition

@@ -107,7 +107,8 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     page = opened.page
     keys = page.keyboard
     opened.ask()
-    whole = page.locator(".hit .plain").all_inner_texts()
+    hits = page.locator(".hit .plain")
+    whole = hits.all_inner_texts()
     assert whole and "Documents that support this" in page.inner_text(".answer h3 >> nth=0")
 
     def tab_to(wanted: str) -> None:
@@ -123,27 +124,24 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     word = page.evaluate("document.activeElement.textContent").strip()
     assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
     assert f"Documents that support “{word}”" in page.inner_text(".answer h3 >> nth=0")
-    chosen = page.locator(".hit .plain").all_inner_texts()
+    chosen = hits.all_inner_texts()
     keys.press("Shift+ArrowRight")
     assert page.locator('.token[aria-pressed="true"]').count() == 2
     # the address says all of it: opened elsewhere, it is the same
     again = Page(browser, f"{server.address.link()}#{page.url.partition('#')[2]}")
     again.wait()
     assert again.page.locator('.token[aria-pressed="true"]').count() == 2
-    assert (
-        again.page.locator(".hit .plain").all_inner_texts() == page.locator(".hit .plain").all_inner_texts()
-    )
+    assert again.page.locator(".hit .plain").all_inner_texts() == hits.all_inner_texts()
     assert again.page.input_value("#prompt") == PROMPT
     again.close()
     keys.press("Escape")
-    assert page.locator(".hit .plain").all_inner_texts() == whole and chosen
+    assert hits.all_inner_texts() == whole and chosen
     tab_to(".hit .plain")
     keys.press("Enter")
     page.wait_for_selector(".two .text")
     assert page.inner_text("#reader-title") == whole[0]
-    assert page.locator("#reader mark").count() > 0 and "of it in the highlighted part" in page.inner_text(
-        "#reader"
-    )
+    assert page.locator("#reader mark").count() > 0
+    assert "of it in the highlighted part" in page.inner_text("#reader")
     keys.press("Escape")
     assert not page.locator("#reader").is_visible()
     assert page.evaluate("document.activeElement.textContent") == whole[0]  # where one was
@@ -158,9 +156,8 @@ def test_all_of_it_works_by_keyboard(browser: Any, server: Server, tmp_path: Pat
     assert page.locator(".answer h2").all_inner_texts() == ["Answer 1", "Answer 2"]
     two = Page(browser, f"{server.address.link()}#{page.url.partition('#')[2]}")
     two.wait(2)
-    assert (
-        two.page.locator(".answer .said").all_inner_texts() == page.locator(".answer .said").all_inner_texts()
-    )
+    said = two.page.locator(".answer .said").all_inner_texts()
+    assert said == page.locator(".answer .said").all_inner_texts()
     assert opened.complaints == two.complaints == []
     two.close()
     opened.close()
