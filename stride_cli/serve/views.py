@@ -163,7 +163,7 @@ def exported(index: ServedIndex, prompt: Mapping[str, str], options: QueryOption
 def _again(index: ServedIndex, answer: Answer, prompt: Mapping[str, str], options: QueryOptions) -> list[str]:
     """Give the words of the command that makes a page again; none where `stride report` cannot ask so."""
     told: dict[str, Any] = {name: getattr(options, name) for name in _REPORTED}
-    of_page = {"verbose": options.verbose, "passages": options.passages}
+    of_page: dict[str, Any] = {"verbose": options.verbose, "passages": options.passages}
     if {"span", "instead"} & {*prompt} or options != QueryOptions(**told, **of_page):
         return []
     again = ["stride", "report", answer.query.prompt]
