@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 _TOKENS = 1 << 20  # of the corpus read at once
 
 
-def pair_scores(
-    queries: QuerySet, chunks: ChunkReader, vocab_size: int, *, smoothing: float = 1.0
-) -> PairScores:
+def pair_scores(queries: QuerySet, chunks: ChunkReader, vocab_size: int) -> PairScores:
     """Score every chunk by the pairs that it shares with every query:
 
-        score_i = Σ_g  count_g(query) · count_g(i) / (count_g(corpus) + smoothing),
+        score_i = Σ_g  count_g(query) · count_g(i) / (count_g(corpus) + 1),
 
     over pairs g of a token and the scored one right after it. To first order, what a maximum-likelihood model
     of bigrams would answer when a chunk is taken away. Most chunks share none, and are not kept.
@@ -37,7 +35,6 @@ def pair_scores(
     queries : Q sequences of token ids
     chunks : the n chunks, in the same vocabulary
     vocab_size : V
-    smoothing : float ≥ 0
     """
     from scipy import sparse
 
@@ -50,7 +47,7 @@ def pair_scores(
     wanted = sparse.csr_array((np.ones(len(row)), (row, column)), (len(asked), len(known)))
     rows, held = _occurrences(chunks, known, vocab_size)
     total = held.sum(axis=0)
-    rarity = np.divide(1.0, total + smoothing, out=np.zeros(len(known)), where=total > 0)
+    rarity = np.divide(1.0, total + 1.0, out=np.zeros(len(known)), where=total > 0)
     return PairScores(rows, held.T.tocsr(), wanted.multiply(rarity).tocsr(), chunks.n_chunks)
 
 

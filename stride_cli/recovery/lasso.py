@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,45 +88,8 @@ def solve_batch(
     return solutions
 
 
-def solve_path(
-    columns: Any,
-    measurements: np.ndarray,
-    lambda_ratios: Sequence[float],
-    settings: LassoSettings = LassoSettings(),
-    *,
-    n_subsets: int,
-) -> list[list[Solution]]:
-    """`solve_batch` for several λ / λ_max; each query goes on from its solution for the next larger λ.
-
-    The other parameters are those of `solve_batch`, but for the settings' own λ. λ_max is found once;
-    n_passes and n_epochs of each solution count what it took beyond the one before.
-
-    Returns
-    -------
-    for each λ / λ_max, in the order given, a list of Q Solution
-    """
-    design = Design(columns, n_subsets)
-    rows = _measurements(measurements, design)
-    ratios = sorted(set(map(float, lambda_ratios)), reverse=True)
-    found: dict[float, list[Solution]] = {ratio: [] for ratio in ratios}
-    for first in range(0, len(rows), kernels.BATCH):
-        part = [
-            Problem(design, row, settings, first + number)
-            for number, row in enumerate(rows[first : first + kernels.BATCH])
-        ]
-        for ratio in ratios:
-            for problem in part:
-                problem.aim(replace(settings, lambda_ratio=ratio))
-            _advance(design, part, settings.nonneg, going_on=True)
-            found[ratio].extend(problem.solution() for problem in part)
-    return [found[float(ratio)] for ratio in lambda_ratios]
-
-
-def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on: bool = False) -> None:
-    """Pass after pass, each for all problems that need one; between passes they run side by side.
-
-    Problems that are `going_on` to another λ afterwards keep what the last pass saw.
-    """
+def _advance(design: Design, problems: list[Problem], nonneg: bool) -> None:
+    """Pass after pass, each for all problems that need one; between passes they run side by side."""
     count = max(1, min(len(problems), os.cpu_count() or 1))
     while waiting := [problem for problem in problems if not problem.done]:
         if len(problems) == 1:
@@ -145,7 +106,7 @@ def _advance(design: Design, problems: list[Problem], nonneg: bool, *, going_on:
             for problem, floor in zip(waiting, floors, strict=True):
                 if len(under_way) > count:  # what waits takes memory
                     under_way.popleft().result()
-                absorb = problem.absorb if going_on else partial(_absorb_and_rest, problem)
+                absorb = partial(_absorb_and_rest, problem)
                 under_way.append(side_by_side.start(absorb, next(found), floor))
         finally:
             side_by_side.settle(under_way)

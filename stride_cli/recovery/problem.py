@@ -177,7 +177,6 @@ class Problem:
         self.stage = 0.0  # the λ that the pool is optimised for, on the way to penalty.lambda_
         self.done = False
         self.gap = 0.0
-        self._counted = (0, 0)
         self._bound = -np.inf
         if (
             spread == 0.0
@@ -204,19 +203,6 @@ class Problem:
         if self.n_passes == 0:
             self._first_scores = scores
         return scores
-
-    def aim(self, settings: LassoSettings) -> None:
-        """Go on to another λ from where the problem stands."""
-        self.settings = settings
-        self.done = False
-        self._bound = -np.inf
-        self._counted = (self.n_passes, self.pool.n_steps)
-        self.stage = 0.0
-        self.capacity = max(self.capacity, 2 * self.wanted)
-        if self.lambda_max is not None:
-            self._find_penalty(self.lambda_max)
-            if not self.done and len(self.pool.rows):
-                self._minimise()
 
     def scan(self, floor: float, capacity: int) -> Candidates:
         """One pass over all columns at the residual as it stands."""
@@ -405,7 +391,6 @@ class Problem:
         centred = self.y - self.y.mean() if self.settings.intercept else self.y
         power = float(centred @ centred)
         residual = residual * self.scale
-        before = self._counted
         return Solution(
             indices=indices,
             values=values,
@@ -415,8 +400,8 @@ class Problem:
             lambda_ratio=self.settings.lambda_ratio,
             duality_gap=self.gap * self.scale**2,
             relative_gap=self.gap / self.half if self.half else 0.0,
-            n_passes=self.n_passes - before[0],
-            n_epochs=self.pool.n_steps - before[1],
+            n_passes=self.n_passes,
+            n_epochs=self.pool.n_steps,
             r_squared=1.0 - float(residual @ residual) / power if self.half and power else 0.0,
             residual=residual,
             n_chunks=self.design.n_chunks,

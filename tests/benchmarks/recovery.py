@@ -7,7 +7,7 @@ measurements alike; `bare_passes` is a ratio of minima. Next to elapsed time sta
 threads together, which other load hardly enters. Compilation is done before, on a small design, and reported
 apart.
 
-Parts: `solves` (one query at three λ, a path), `batch` (64 queries against single ones), `memory` (peak of a
+Parts: `solves` (one query at three λ), `batch` (64 queries against single ones), `memory` (peak of a
 process that maps the columns from disk), `growth` (of a pass in n), `operators`.
 """
 
@@ -30,13 +30,12 @@ import numpy as np
 from index_format.design import build_columns
 from stride_cli.output import emit, note
 from stride_cli.recovery import kernels
-from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso, solve_path
+from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso
 from stride_cli.recovery.problem import LassoSettings
 from stride_cli.recovery.screening import Design
 from tests.benchmarks._machine import machine
 
 LAMBDA_RATIOS = (0.8, 0.1, 0.01)
-PATH = (0.8, 0.4, 0.2, 0.1, 0.05, 0.02, 0.01)
 BATCH = 64
 SINGLES = 8  # of the batch's queries, solved one by one
 GROWTH_N = (100_000, 1_000_000, 10_000_000, 100_000_000)
@@ -155,17 +154,13 @@ def solves(columns: np.ndarray, y: np.ndarray, n_subsets: int, repeats: int) -> 
         tasks[f"solve at {ratio} λ_max"] = lambda ratio=ratio: solve_lasso(
             columns, y[0], LassoSettings(lambda_ratio=ratio), n_subsets=n_subsets
         )
-    tasks[f"path of {len(PATH)} down to {PATH[-1]} λ_max"] = lambda: solve_path(
-        columns, y[:1], PATH, n_subsets=n_subsets
-    )
     tasks["read every column's bytes"] = lambda: columns.reshape(-1).view(np.uint64).max()
     fields, results = timed(tasks, repeats)
     for name in tasks:
-        many = len(PATH) if name.startswith("path") else 1
         yield (
             {"what": name}
             | fields[name]
-            | in_passes(fields[name], fields["bare pass"], many)
+            | in_passes(fields[name], fields["bare pass"])
             | about(results[name])
         )
 

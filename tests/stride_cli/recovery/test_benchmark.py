@@ -30,7 +30,7 @@ def test_recovery_benchmark_prints_json_lines(tmp_path):
         "--parts", "solves", "batch", "memory",
     )  # fmt: skip
     solved = [record for record in records if "relative_gap" in record]
-    assert len(solved) == 4 + 6
+    assert len(solved) == 4 + 5
     assert all(record["relative_gap"] <= 1e-6 and record["cpu_bare_passes"] > 0 for record in solved)
     assert all(record["cpu"] and record["versions"]["numba"] and record["n"] for record in records)
     assert sum(record["what"].startswith("memory") for record in records) == 6

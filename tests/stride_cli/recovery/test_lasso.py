@@ -19,7 +19,7 @@ from sklearn.linear_model import Lasso
 from stride_cli.errors import NumericalError, UsageError
 from stride_cli.recovery import problem as one_problem
 from stride_cli.recovery import screening
-from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso, solve_path
+from stride_cli.recovery.lasso import Solution, solve_batch, solve_lasso
 from stride_cli.recovery.problem import LassoSettings, Prior
 
 PROBLEMS = settings(max_examples=60, deadline=None)
@@ -346,25 +346,6 @@ def test_scale_of_y_only_scales_the_answer(wide, exponent):
     np.testing.assert_array_equal(scaled.indices, plain.indices)
     np.testing.assert_allclose(scaled.values * 10.0**-exponent, plain.values, rtol=1e-5)
     assert scaled.lambda_max == pytest.approx(plain.lambda_max * 10.0**exponent)
-
-
-def test_path_equals_separate_solutions(wide, rng):
-    columns, y = wide
-    ratios = [0.3, 0.9, 0.5, 1.0, 0.3]
-    others = rng.normal(size=(2, 100))
-    path = solve_path(columns, np.vstack([y, others]), ratios, LassoSettings(tolerance=1e-12), n_subsets=100)
-    assert [len(at_one) for at_one in path] == [3] * len(ratios)
-    assert sum(at_one[0].n_passes for at_one in path[:-1]) < 2 * len(ratios) + 3
-    (single,) = zip(
-        *solve_path(columns, y[None], ratios, LassoSettings(tolerance=1e-12), n_subsets=100), strict=True
-    )
-    for ratio, (along, *_), by_itself in zip(ratios, path, single, strict=True):
-        np.testing.assert_array_equal(along.values, by_itself.values)
-        alone = solve_lasso(columns, y, LassoSettings(lambda_ratio=ratio, tolerance=1e-12), n_subsets=100)
-        assert along.lambda_ratio == pytest.approx(ratio)
-        assert along.lambda_ == pytest.approx(alone.lambda_)
-        np.testing.assert_array_equal(along.indices, alone.indices)
-        np.testing.assert_allclose(along.values, alone.values, atol=1e-6)
 
 
 # single scans; a full batch of 64 and a part of one
