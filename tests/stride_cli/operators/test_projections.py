@@ -115,8 +115,8 @@ def test_estimates_are_unbiased(size: int) -> None:
     found, stated = [], []
     for seed in range(300):
         codes, step = encode(Folding(size, 1024, seed)([own]))
-        found = Projections(codes, step, seed).asked([asked])
-        products, noise = found.estimates(0, len(codes)), found.noise
+        estimated = Projections(codes, step, seed).asked([asked])
+        products, noise = estimated.estimates(0, len(codes)), estimated.noise
         found.append(float(products[0, 0]))
         stated.append(float(noise[0] * step[0]))
     assert np.mean(found) == pytest.approx(expected, abs=4 * np.std(found) / 300**0.5)
