@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from stride_cli.corpus.forms import Form
 from stride_cli.data.queries import build_queries, form_of, pooled
 from stride_cli.data.query_files import as_query
+from stride_cli.data.query_set import QuerySet
 from stride_cli.errors import QueryError
 from stride_cli.models.length_kinds import LengthKinds
 
@@ -166,6 +168,11 @@ def test_queries_as_one_share_its_loss(model) -> None:
     assert batch.parts.tolist() == [[0.5, 0.5, -0.5]]
     assert batch.losses_of_queries(np.array([1.0, 3.0, 100.0])).tolist() == [2.0]
     assert batch.of_queries(np.array([[1.0], [3.0], [4.0]])).tolist() == [[0.0]]
+    # retrained losses are those of tokens that count alike, whoever asks
+    weighed, plain = (
+        QuerySet.of_parts(each)[0] for each in (replace(first, weights=first.weights / 2), first)
+    )
+    assert weighed.fingerprint() == plain.fingerprint()
     # of a model that would read the shorter otherwise beside the longer
     boundary = min(len(first.ids), len(second.ids))
     with pytest.raises(QueryError, match=f"positions are others beyond {boundary}"):
