@@ -133,9 +133,8 @@ def measured(model: CausalLM, corpus: CorpusWords, query: Query, *, weigh: bool)
 
     A prompt that leaves no room for others, or whose text is not known, keeps its weights.
     """
-    scored = query.weights if query.whole is None else query.whole
+    scored, rows = query.of_response, [query.ids]
     begin = int(np.argmax(scored > 0))
-    rows = [query.ids]
     if weigh and begin:
         random = stream(0, "exchanged words")
         for _ in range(_EXCHANGES):
@@ -194,6 +193,6 @@ def torn(corpus: CorpusWords, query: Query, others: Iterable[int]) -> Query | No
     known = (corpus.held(query.prompt, each) for each in corpus.documents)  # looked at last
     if not any(corpus.held_by([each], query.prompt) for each in others) and sum(known) < 2:
         return None
-    weights, whole = np.zeros_like(query.weights), query.weights if query.whole is None else query.whole
-    weights[np.flatnonzero(whole > 0)[found]] = 1.0
+    weights = np.zeros_like(query.weights)
+    weights[np.flatnonzero(query.of_response > 0)[found]] = 1.0
     return replace(query, weights=weights, losses=query.losses[found])

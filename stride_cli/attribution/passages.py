@@ -180,7 +180,7 @@ def token_influence(steered: SteeredModel, direction: Direction, batch: Batch) -
             if steered.averaged:
                 before = 1.0 if batch.before is None else batch.before.flatten()[places].to(falls)
                 falls = falls * average_residuals(-torch.expm1(-(away + towards) / 2), before)
-        changes.flat[places.numpy()] = falls.double().cpu().numpy()
+        changes.flat[places.numpy()] = falls.cpu().numpy()
     return list(changes)
 
 

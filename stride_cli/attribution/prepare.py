@@ -85,7 +85,8 @@ def prepare(
     if fitted and (added or index.fitted_share < 1):
         _refuse_own_way(index, model, training)
     if added:
-        without = "; the model was trained without them" if read_recipe(str(model.path)) is not None else ""
+        trained = model.path is not None and read_recipe(model.path) is not None
+        without = "; the model was trained without them" if trained else ""
         say(f"adding {added:,} new documents to the index{without}")
         del index
         index = append_to_index(

@@ -92,6 +92,11 @@ class Query:
         return bool((weights == weights[:1]).all())
 
     @property
+    def of_response(self) -> np.ndarray:
+        """Weights of the whole response, (T,) float32, whatever part of it is scored."""
+        return self.weights if self.whole is None else self.whole
+
+    @property
     def sequences(self) -> tuple[Part, ...]:
         """The sequences over which its loss is a weighted sum: its parts, or itself alone."""
         return self.parts or (Part(self.ids, self.weights, 1.0),)

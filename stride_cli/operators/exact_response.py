@@ -112,4 +112,4 @@ def token_losses_both_ways(
             logits = logits + (shift if len(read) == ways else torch.cat([shift, -shift]))
         # in float64: the change of a memorised token's loss would be lost to rounding
         losses.append(cross_entropy(model.soft_cap(logits).double(), targets[some]))
-    return torch.cat(losses, dim=1) if losses else final.new_zeros(ways, 0).double(), at + 1
+    return torch.cat(losses, dim=1) if losses else final.new_zeros(ways, 0, dtype=torch.float64), at + 1
